@@ -1,0 +1,168 @@
+#include "core/allocator.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace cumem {
+namespace {
+
+// While one lives, the ledger and the registry may differ by a segment.
+class Unpublished {
+ public:
+  explicit Unpublished(std::atomic<int>& count) noexcept : count_(count) { ++count_; }
+  ~Unpublished() { --count_; }
+  Unpublished(const Unpublished&) = delete;
+  Unpublished& operator=(const Unpublished&) = delete;
+
+ private:
+  std::atomic<int>& count_;
+};
+
+}  // namespace
+
+Allocator::Allocator(std::shared_ptr<const Driver> driver, const Config& config)
+    : driver_(std::move(driver)), host_(*driver_, config.host), config_(config) {}
+
+// Members go in reverse order: segments give their backups to the host store
+// and their memory to the driver, so both are declared before them.
+Allocator::~Allocator() {
+  for (auto& [address, segment] : segments_) end(std::move(segment));
+}
+
+Status Allocator::device(int ordinal, Device** out) {
+  std::lock_guard<std::mutex> lock(devices_mutex_);
+  std::unique_ptr<Device>& slot = devices_[ordinal];
+  if (!slot)
+    if (Status status = Device::open(*driver_, ordinal, slot); !status.ok()) return status;
+  *out = slot.get();
+  return {};
+}
+
+void Allocator::configure(const Config& config) {
+  host_.configure(config.host);
+  std::lock_guard<std::mutex> lock(mutex_);
+  config_ = config;
+}
+
+Status Allocator::make_segment(std::size_t bytes, Device& device, std::unique_ptr<Segment>& out) {
+  std::size_t chunk_bytes = 0;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    chunk_bytes = config_.chunk_bytes;
+  }
+  auto segment = std::make_unique<Segment>();
+  Status status = segment->reserve(device, device.round_up(bytes), chunk_bytes);
+  if (!status.ok()) return status;
+  if (status = segment->map(); !status.ok()) {
+    // What map() could not undo is kept, and its addresses with it.
+    if (!segment->give_back().ok()) quarantine(std::move(segment));
+    return status;
+  }
+  out = std::move(segment);
+  return {};
+}
+
+Status Allocator::malloc(std::size_t bytes, int ordinal, CUstream stream, Owner owner,
+                         CUdeviceptr& out) {
+  out = 0;
+  Device* device = nullptr;
+  drain();
+  Unpublished unpublished(unpublished_);
+  Status status = this->device(ordinal, &device);
+  std::unique_ptr<Segment> segment;
+  if (status.ok()) {
+    RelaxedCapture relaxed(*driver_);
+    ContextGuard context(*device);
+    status = context.status();
+    device->note(stream);
+    if (status.ok()) status = make_segment(bytes, *device, segment);
+  }
+  if (!status.ok()) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    counters_.failed_mallocs += 1;
+    return status;
+  }
+  segment->owner = std::move(owner);
+  out = segment->address();
+  publish(std::move(segment));
+  return {};
+}
+
+void Allocator::publish(std::unique_ptr<Segment> segment) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  segment->serial = next_serial_++;
+  const CUdeviceptr address = segment->address();
+  segments_.emplace(address, std::move(segment));
+}
+
+void Allocator::free(CUdeviceptr address) noexcept {
+  int ordinal = -1;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    auto found = segments_.find(address);
+    if (found == segments_.end()) {
+      counters_.unknown += 1;
+      return;
+    }
+    ordinal = found->second->device().ordinal();
+  }
+  if (capturing(ordinal)) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    deferred_.push_back(address);
+    counters_.deferred += 1;
+    return;
+  }
+  drain();
+  Unpublished unpublished(unpublished_);
+  if (auto segment = extract(address)) end(std::move(segment));
+}
+
+void Allocator::drain() {
+  std::vector<CUdeviceptr> waiting;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (deferred_.empty()) return;
+    waiting.swap(deferred_);
+  }
+  for (CUdeviceptr address : waiting) free(address);
+}
+
+// Takes a segment out of the registry; null when an operation works on it, or
+// when it is gone.
+std::unique_ptr<Segment> Allocator::extract(CUdeviceptr address) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  auto found = segments_.find(address);
+  if (found == segments_.end()) return nullptr;
+  if (found->second->in_transition) {
+    found->second->doomed = true;
+    return nullptr;
+  }
+  std::unique_ptr<Segment> segment = std::move(found->second);
+  segments_.erase(found);
+  return segment;
+}
+
+// Kernels may still use the memory: cuMemUnmap does not wait, so this does.
+void Allocator::end(std::unique_ptr<Segment> segment) noexcept {
+  RelaxedCapture relaxed(*driver_);
+  ContextGuard context(segment->device());
+  Status status = context.status();
+  if (status.ok() && segment->mapped_bytes() > 0) status = segment->device().synchronize();
+  if (status.ok()) status = segment->give_back();
+  if (!status.ok()) quarantine(std::move(segment));
+}
+
+void Allocator::quarantine(std::unique_ptr<Segment> segment) {
+  segment->backup.host.reset();
+  std::lock_guard<std::mutex> lock(mutex_);
+  counters_.quarantined += 1;
+  counters_.quarantined_bytes += segment->bytes();
+  quarantine_.push_back(std::move(segment));
+}
+
+bool Allocator::capturing(int ordinal) {
+  Device* device = nullptr;
+  return this->device(ordinal, &device).ok() && device->capturing();
+}
+
+}  // namespace cumem

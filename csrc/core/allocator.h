@@ -1,0 +1,121 @@
+// What does the allocator promise, and what must hold between its parts?
+//
+// A registry of segments under one mutex, and two operations on them: sleep and
+// wake. Equations that hold whenever the mutex is free and no operation runs
+// (check() proves them against the driver):
+//
+//   for each segment   awake: mapped = bytes;  asleep: mapped = 0
+//                      (but for what a failed unmap left, which is exact)
+//   in the ledger      created - released handles = mapped chunks + refused
+//   for each backup    host bytes >= bytes of its ranges
+//
+// Note [Two mutexes]: `operation_` is held for a whole sleep or wake, seconds
+// long, so that there is one at a time. `mutex_` guards the registry and the
+// published fields of segments, is held for microseconds, and never during a
+// driver call: torch calls malloc and free with its own lock held, and a thread
+// that waits for a copy would stop every allocation of the process. What an
+// operation works on is marked `in_transition`; a free that meets such a segment
+// dooms it, and the operation ends it. Neither mutex is ever held while Python
+// runs. Order: GIL (released), operation_, mutex_, then the host store's.
+#pragma once
+
+#include <cuda.h>
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "core/device.h"
+#include "core/driver.h"
+#include "core/host_store.h"
+#include "core/requests.h"
+#include "core/segment.h"
+#include "core/status.h"
+
+namespace cumem {
+
+class Allocator {
+ public:
+  explicit Allocator(std::shared_ptr<const Driver> driver, const Config& config);
+  // pre: no segment is live, or the process is ending.
+  ~Allocator();
+  Allocator(const Allocator&) = delete;
+  Allocator& operator=(const Allocator&) = delete;
+
+  // A new awake segment of at least `bytes`; 0 and a Status when there is none.
+  // Fresh memory has undefined contents.
+  Status malloc(std::size_t bytes, int device, CUstream stream, Owner owner, CUdeviceptr& out);
+
+  // Ends a segment in whatever state, after work that may still use it. Cannot
+  // fail: what goes wrong is counted (FreeCounters). During a capture it is put
+  // off to the next call that finds none.
+  void free(CUdeviceptr address) noexcept;
+
+  // All or nothing; see requests.h for what is left behind after a failure.
+  Status sleep(const SleepRequest& request, SleepResult& result);
+  Status wake(const WakeRequest& request, WakeResult& result);
+
+  // Does this allocator own `address` (the start of a segment, or inside one)?
+  bool owns(CUdeviceptr address) const;
+  // Is every byte of [address, address + bytes) in awake segments of ours?
+  bool is_awake(CUdeviceptr address, std::size_t bytes) const;
+  // The owner of the segment around `address`, or nothing.
+  std::optional<Owner> owner_of(CUdeviceptr address) const;
+
+  // Corrects who a segment belongs to, where the scope it was made in did not
+  // tell (a capture that allocates from a graph pool). An address that no
+  // segment starts at is passed over.
+  void assign(CUdeviceptr segment, const Owner& owner);
+
+  std::vector<SegmentInfo> segments() const;
+  FreeCounters counters() const;
+  std::size_t live_segments() const;
+
+  // Proves the equations above; on failure the Status names the first segment
+  // that does not agree. Waits for an operation under way.
+  Status verify();
+
+  // Frees what was put off, where that is possible now.
+  void drain();
+  bool capturing(int device);
+  Status device(int ordinal, Device** out);
+
+  HostStore& host() noexcept { return host_; }
+  const Driver& driver() const noexcept { return *driver_; }
+  void configure(const Config& config);
+
+ private:
+  friend class Transition;
+  using Registry = std::map<CUdeviceptr, std::unique_ptr<Segment>>;
+
+  Status make_segment(std::size_t bytes, Device& device, std::unique_ptr<Segment>& out);
+  void publish(std::unique_ptr<Segment> segment);
+  const Segment* around(CUdeviceptr address) const;       // pre: mutex_ is held
+  std::unique_ptr<Segment> extract(CUdeviceptr address);  // pre: mutex_ is free
+  void end(std::unique_ptr<Segment> segment) noexcept;    // pre: mutex_ is free
+  void quarantine(std::unique_ptr<Segment> segment);
+
+  Status verify_ledger() const;  // pre: operation_ is held
+
+  const std::shared_ptr<const Driver> driver_;
+  HostStore host_;
+  std::mutex operation_;
+  mutable std::mutex mutex_;
+  Config config_;
+  std::mutex devices_mutex_;
+  std::map<int, std::unique_ptr<Device>> devices_;
+  Registry segments_;
+  std::vector<std::unique_ptr<Segment>> quarantine_;  // the driver refused part of these
+  std::vector<CUdeviceptr> deferred_;                 // freed during a capture
+  std::uint64_t next_serial_ = 1;
+  FreeCounters counters_;
+  std::atomic<int> unpublished_{0};  // segments between the driver and the registry
+};
+
+}  // namespace cumem

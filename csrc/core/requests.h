@@ -1,0 +1,84 @@
+// What can the allocator be asked, and what does it answer?
+#pragma once
+
+#include <cuda.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "core/host_store.h"
+#include "core/segment.h"
+
+namespace cumem {
+
+struct Config {
+  std::size_t chunk_bytes = std::size_t{256} << 20;
+  HostConfig host;
+};
+
+// One segment to put to sleep. `backup` holds the ranges whose contents come
+// back, inside the segment, in address order, without overlap; empty means that
+// all of its contents are discarded.
+struct SegmentPlan {
+  CUdeviceptr segment = 0;
+  std::vector<Range> backup;
+};
+
+// Segments that are gone or asleep are passed over. After a failure before the
+// first unmap everything is as before the call. After a refused unmap or
+// release, segments are exactly awake or asleep, every byte is in place or in a
+// backup, and the same call continues.
+struct SleepRequest {
+  std::vector<SegmentPlan> segments;
+};
+
+struct WakeRequest {
+  std::vector<CUdeviceptr> segments;
+  // Written to every byte that no backup covers; nothing: left undefined.
+  std::optional<unsigned char> fill;
+};
+
+using Phases = std::map<std::string, double>;  // seconds
+
+struct SleepResult {
+  std::size_t freed_bytes = 0;        // physical memory that went back to the driver
+  std::size_t copied_bytes = 0;       // moved to the host
+  std::size_t pageable_bytes = 0;     // of the arena, not pinned
+  std::vector<CUdeviceptr> segments;  // that went to sleep now
+  Phases phases;
+};
+
+struct WakeResult {
+  std::size_t mapped_bytes = 0;
+  std::size_t restored_bytes = 0;
+  std::vector<CUdeviceptr> segments;
+  Phases phases;
+};
+
+struct SegmentInfo {
+  CUdeviceptr address = 0;
+  std::size_t bytes = 0;
+  std::size_t mapped_bytes = 0;
+  std::size_t mapped_chunks = 0;
+  std::size_t backup_bytes = 0;
+  int device = 0;
+  SegmentState state = SegmentState::awake;
+  Owner owner;
+  std::uint64_t serial = 0;
+};
+
+// What free() and destructors could not say.
+struct FreeCounters {
+  std::uint64_t unknown = 0;      // an address that is not ours
+  std::uint64_t deferred = 0;     // put off because of a capture (total)
+  std::uint64_t waiting = 0;      // of those, still put off now
+  std::uint64_t quarantined = 0;  // segments that the driver would not take back
+  std::uint64_t quarantined_bytes = 0;
+  std::uint64_t failed_mallocs = 0;
+};
+
+}  // namespace cumem

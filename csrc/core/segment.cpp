@@ -1,0 +1,127 @@
+#include "core/segment.h"
+
+#include <algorithm>
+
+namespace cumem {
+
+Status Segment::reserve(Device& device, std::size_t bytes, std::size_t chunk_bytes) {
+  device_ = &device;
+  const std::size_t step = std::max(device.round_up(chunk_bytes), device.granularity());
+  chunks_.reserve((bytes + step - 1) / step);
+  for (std::size_t offset = 0; offset < bytes; offset += step) {
+    Chunk chunk;
+    chunk.offset = offset;
+    chunk.bytes = std::min(step, bytes - offset);
+    chunks_.push_back(std::move(chunk));
+  }
+  return reservation_.create(device.driver(), bytes, device.granularity());
+}
+
+Status Segment::map_chunk(Chunk& chunk) {
+  const Driver& driver = device_->driver();
+  const int ordinal = device_->ordinal();
+  // A physical that the driver refused to take back at sleep is used again.
+  if (chunk.physical.empty()) {
+    Status status = chunk.physical.create(driver, chunk.bytes, device_->prop(), ordinal);
+    if (!status.ok()) return status;
+  }
+  return chunk.mapping.create(driver, address() + chunk.offset, chunk.bytes, chunk.physical,
+                              ordinal);
+}
+
+Status Segment::map() {
+  std::vector<std::size_t> mapped;
+  mapped.reserve(chunks_.size());
+  Status status;
+  for (std::size_t i = 0; i < chunks_.size() && status.ok(); ++i) {
+    if (!chunks_[i].mapping.empty()) continue;
+    mapped.push_back(i);
+    status = map_chunk(chunks_[i]);
+  }
+  if (status.ok()) status = open_access();
+  if (!status.ok()) {
+    undo(mapped);
+    return status;
+  }
+  for (std::size_t i : mapped) mapped_bytes_ += chunks_[i].bytes;
+  return {};
+}
+
+// One call over the whole range: the driver's cost is per call, and a chunk that
+// was left mapped by an earlier failure may not have been opened.
+Status Segment::open_access() {
+  const std::vector<CUmemAccessDesc>& access = device_->access();
+  return check(device_->driver().cuMemSetAccess(address(), bytes(), access.data(), access.size()),
+               "cuMemSetAccess", bytes(), device_->ordinal());
+}
+
+// Gives back what map() took. A chunk that the driver will not take back stays
+// owned and counted as mapped; the next unmap() tries it again.
+void Segment::undo(const std::vector<std::size_t>& mapped) {
+  for (std::size_t i : mapped) {
+    Chunk& chunk = chunks_[i];
+    if (chunk.mapping.release().ok()) chunk.physical.release();
+    if (!chunk.mapping.empty()) mapped_bytes_ += chunk.bytes;
+  }
+}
+
+Status Segment::unmap_chunk(Chunk& chunk) {
+  if (!chunk.mapping.empty()) {
+    if (Status status = chunk.mapping.release(); !status.ok()) return status;
+    mapped_bytes_ -= chunk.bytes;
+  }
+  return chunk.physical.release();
+}
+
+Status Segment::unmap() {
+  for (Chunk& chunk : chunks_)
+    if (Status status = unmap_chunk(chunk); !status.ok()) return status;
+  return {};
+}
+
+Status Segment::give_back() {
+  if (Status status = unmap(); !status.ok()) return status;
+  return reservation_.release();
+}
+
+std::size_t Segment::mapped_chunks() const noexcept {
+  return static_cast<std::size_t>(std::count_if(
+      chunks_.begin(), chunks_.end(), [](const Chunk& chunk) { return !chunk.mapping.empty(); }));
+}
+
+std::size_t Segment::handles() const noexcept {
+  return static_cast<std::size_t>(std::count_if(
+      chunks_.begin(), chunks_.end(), [](const Chunk& chunk) { return !chunk.physical.empty(); }));
+}
+
+bool Segment::contains(const Range& range) const noexcept {
+  return contains(range.address) && range.bytes <= bytes() - (range.address - address());
+}
+
+Status Segment::verify() const {
+  const Driver& driver = device_->driver();
+  for (const Chunk& chunk : chunks_) {
+    unsigned long long access = 0;
+    CUmemGenericAllocationHandle handle = 0;
+    const CUdeviceptr at = address() + chunk.offset;
+    const bool mapped =
+        driver.cuMemRetainAllocationHandle(&handle, reinterpret_cast<void*>(at)) == CUDA_SUCCESS;
+    if (mapped) {
+      Status status = check(driver.cuMemRelease(handle), "cuMemRelease", chunk.bytes);
+      if (!status.ok()) driver.refuse(status);
+    }
+    const bool agreed =
+        mapped == !chunk.mapping.empty() && (!mapped || handle == chunk.physical.handle());
+    const CUmemLocation& self = device_->prop().location;
+    const bool open = !mapped || (driver.cuMemGetAccess(&access, &self, at) == CUDA_SUCCESS &&
+                                  access == CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
+    if (agreed && open) continue;
+    Status status = failure(Fault::integrity, agreed ? "cuMemGetAccess" : "mapping of a chunk",
+                            chunk.bytes, device_->ordinal());
+    status.address = at;
+    return status;
+  }
+  return {};
+}
+
+}  // namespace cumem

@@ -1,0 +1,107 @@
+// What is one segment, and which states can it be in?
+//
+// A segment is one reserved range of addresses, shown by chunks of physical
+// memory. The addresses live as long as the segment; the chunks come and go.
+//
+//   awake   every chunk is mapped, contents are the user's
+//   asleep  the range is kept; contents are in `backup` or were discarded.
+//           After a failed unmap some chunks may still be mapped: `mapped_bytes`
+//           is exact, the backup is whole, and unmap() can be called again.
+#pragma once
+
+#include <cuda.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "core/device.h"
+#include "core/handles.h"
+#include "core/host_store.h"
+#include "core/status.h"
+
+namespace cumem {
+
+struct Range {
+  CUdeviceptr address = 0;
+  std::size_t bytes = 0;
+  CUdeviceptr end() const noexcept { return address + bytes; }
+};
+
+// The bytes of one segment's live blocks: ranges in address order, their
+// contents one after the other in `host`.
+struct Backup {
+  std::vector<Range> ranges;
+  HostBlock host;
+};
+
+// Who asked for a segment; decides what sleep does with it.
+struct Owner {
+  std::string tag;
+  std::string policy;
+  std::uint64_t pool = 0;  // the pool's number, 0 when it has none
+  bool graph = false;      // private memory of a captured graph: every byte counts as live
+};
+
+enum class SegmentState : std::uint8_t { awake, asleep };
+
+class Segment {
+ public:
+  // Reserves the range (a multiple of the granularity) and maps nothing.
+  // On failure `*this` must be destroyed; nothing is left reserved.
+  Status reserve(Device& device, std::size_t bytes, std::size_t chunk_bytes);
+
+  // Creates, maps and opens every chunk that is not mapped. On failure every
+  // chunk that this call mapped is given back, and the segment is as before.
+  Status map();
+
+  // Unmaps and releases every mapped chunk. On failure the chunks so far are
+  // given back, the others are as before, and the call can be repeated.
+  Status unmap();
+
+  // Ends the segment: unmap, release, free the addresses. On failure the
+  // segment must be kept (quarantined): the driver still holds part of it.
+  Status give_back();
+
+  CUdeviceptr address() const noexcept { return reservation_.address(); }
+  std::size_t bytes() const noexcept { return reservation_.bytes(); }
+  std::size_t mapped_bytes() const noexcept { return mapped_bytes_; }
+  std::size_t mapped_chunks() const noexcept;
+  std::size_t handles() const noexcept;  // physical memory held, mapped or not
+  Device& device() const noexcept { return *device_; }
+  bool contains(CUdeviceptr address) const noexcept {
+    return address >= reservation_.address() && address - reservation_.address() < bytes();
+  }
+  bool contains(const Range& range) const noexcept;
+
+  // Asks the driver, chunk by chunk, whether it agrees with our books.
+  Status verify() const;
+
+  // The fields below belong to the allocator and are guarded by its mutex.
+  Owner owner;
+  SegmentState state = SegmentState::awake;
+  Backup backup;
+  std::uint64_t serial = 0;    // order of allocation
+  bool in_transition = false;  // a sleep or wake is working on it, without the mutex
+  bool doomed = false;         // freed meanwhile: goes when the transition ends
+
+ private:
+  struct Chunk {
+    std::size_t offset = 0;
+    std::size_t bytes = 0;
+    Physical physical;
+    Mapping mapping;
+  };
+  Status map_chunk(Chunk& chunk);
+  Status unmap_chunk(Chunk& chunk);
+  Status open_access();
+  void undo(const std::vector<std::size_t>& mapped);
+
+  Device* device_ = nullptr;
+  Reservation reservation_;  // declared before the chunks: freed after them
+  std::vector<Chunk> chunks_;
+  std::size_t mapped_bytes_ = 0;
+};
+
+}  // namespace cumem

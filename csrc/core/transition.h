@@ -1,0 +1,77 @@
+// How does an operation work on segments without holding the registry's mutex?
+//
+// It marks them. While a Transition lives, its segments stay where they are and
+// only it may map, unmap or copy them; a free that comes in between dooms a
+// segment, and the end of the Transition ends it.
+#pragma once
+
+#include <chrono>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/allocator.h"
+#include "core/transfer.h"
+
+namespace cumem {
+
+class Transition {
+ public:
+  // pre: the caller holds operation_ of `allocator`, and nothing else.
+  explicit Transition(Allocator& allocator) : allocator_(allocator) {}
+  ~Transition();
+  Transition(const Transition&) = delete;
+  Transition& operator=(const Transition&) = delete;
+
+  // Takes the segment that starts at `address`, if it is there.
+  Segment* take(CUdeviceptr address);
+
+  const std::vector<Segment*>& segments() const noexcept { return segments_; }
+
+  // Publishes a change of the fields that other threads read.
+  template <class Change>
+  void publish(const Change& change) {
+    std::lock_guard<std::mutex> lock(allocator_.mutex_);
+    change();
+  }
+
+  // The devices of the segments taken so far.
+  std::vector<Device*> devices() const;
+  // A capture on one of them: nothing may be waited for.
+  Status refuse_captures() const;
+
+ private:
+  Allocator& allocator_;
+  std::vector<Segment*> segments_;
+};
+
+// One Transfer per device. Destruction waits for what was submitted, so it must
+// be declared after everything that copies read or write.
+class Transfers {
+ public:
+  ~Transfers() { wait(); }
+  Transfer& on(const Device& device);
+  Status wait();
+  std::size_t copied_bytes() const noexcept;
+
+ private:
+  std::map<const Device*, std::unique_ptr<Transfer>> transfers_;
+};
+
+// Adds the time since the last lap to a named phase.
+class Stopwatch {
+ public:
+  explicit Stopwatch(Phases& phases) : phases_(phases) {}
+  void lap(const std::string& phase) {
+    const auto now = std::chrono::steady_clock::now();
+    phases_[phase] += std::chrono::duration<double>(now - last_).count();
+    last_ = now;
+  }
+
+ private:
+  Phases& phases_;
+  std::chrono::steady_clock::time_point last_ = std::chrono::steady_clock::now();
+};
+
+}  // namespace cumem

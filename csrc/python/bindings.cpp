@@ -1,0 +1,263 @@
+// How does Python reach the core? One class for each thing, one method for each
+// call, no decisions. Calls that can take long release the GIL.
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/allocator.h"
+#include "core/host_piece.h"
+#include "python/status_error.h"
+#include "torch/plugin.h"
+
+namespace py = pybind11;
+
+namespace cumem {
+namespace {
+
+using Unlocked = py::call_guard<py::gil_scoped_release>;
+
+CUstream as_stream(std::uintptr_t handle) { return reinterpret_cast<CUstream>(handle); }
+
+std::shared_ptr<Driver> load_driver(const std::string& path) {
+  std::unique_ptr<Driver> driver;
+  std::string detail;
+  Status status = Driver::load(path, driver, detail);
+  if (!status.ok()) throw StatusError(status, detail, nullptr);
+  return driver;
+}
+
+int device_count(const Driver& driver) {
+  int count = 0;
+  require(check(driver.cuDeviceGetCount(&count), "cuDeviceGetCount"), driver);
+  return count;
+}
+
+std::map<std::string, std::uint64_t> ledger(const Driver& driver) {
+  const Ledger& book = driver.ledger();
+  return {{"handles_created", book.handles_created},
+          {"handles_released", book.handles_released},
+          {"physical_bytes", book.physical_bytes},
+          {"mappings", book.mappings},
+          {"reservations", book.reservations},
+          {"reserved_bytes", book.reserved_bytes},
+          {"registered_bytes", book.registered_bytes},
+          {"refused", book.refused},
+          {"refused_bytes", book.refused_bytes},
+          {"last_refusal", static_cast<std::uint64_t>(book.last_refusal)}};
+}
+
+struct DeviceInfo {
+  std::string name;
+  std::size_t total_bytes = 0;
+  std::size_t free_bytes = 0;
+  std::size_t granularity = 0;
+  std::size_t peers = 0;
+  Features features;
+};
+
+Device& open_device(Allocator& allocator, int ordinal) {
+  Device* device = nullptr;
+  require(allocator.device(ordinal, &device), allocator.driver());
+  return *device;
+}
+
+DeviceInfo device_info(Allocator& allocator, int ordinal) {
+  Device& device = open_device(allocator, ordinal);
+  DeviceInfo info;
+  char name[256] = {};
+  const Driver& driver = allocator.driver();
+  require(check(driver.cuDeviceGetName(name, sizeof(name), device.handle()), "cuDeviceGetName"),
+          driver);
+  require(device.memory(info.free_bytes, info.total_bytes), driver);
+  info.name = name;
+  info.granularity = device.granularity();
+  info.peers = device.access().size() - 1;
+  info.features = device.features();
+  return info;
+}
+
+SleepResult sleep(Allocator& allocator, const SleepRequest& request) {
+  refuse_child();
+  SleepResult result;
+  require(allocator.sleep(request, result), allocator.driver());
+  return result;
+}
+
+WakeResult wake(Allocator& allocator, const WakeRequest& request) {
+  refuse_child();
+  WakeResult result;
+  require(allocator.wake(request, result), allocator.driver());
+  return result;
+}
+
+CUdeviceptr allocate(Allocator& allocator, std::size_t bytes, int device, std::uintptr_t stream,
+                     const Owner& owner) {
+  refuse_child();
+  CUdeviceptr address = 0;
+  require(allocator.malloc(bytes, device, as_stream(stream), owner, address), allocator.driver());
+  return address;
+}
+
+void watch(Allocator& allocator, int device, const std::vector<std::uintptr_t>& handles) {
+  std::vector<CUstream> streams;
+  for (std::uintptr_t handle : handles) streams.push_back(as_stream(handle));
+  open_device(allocator, device).watch(std::move(streams));
+}
+
+void bind_requests(py::module_& m) {
+  py::class_<Owner>(m, "Owner")
+      .def(py::init([](std::string tag, std::string policy, std::uint64_t pool, bool graph) {
+             return Owner{std::move(tag), std::move(policy), pool, graph};
+           }),
+           py::arg("tag"), py::arg("policy"), py::kw_only(), py::arg("pool") = 0,
+           py::arg("graph") = false)
+      .def_readonly("tag", &Owner::tag)
+      .def_readonly("policy", &Owner::policy)
+      .def_readonly("pool", &Owner::pool)
+      .def_readonly("graph", &Owner::graph);
+  py::class_<SegmentPlan>(m, "SegmentPlan")
+      .def(py::init([](CUdeviceptr segment,
+                       const std::vector<std::pair<CUdeviceptr, std::size_t>>& backup) {
+             SegmentPlan plan;
+             plan.segment = segment;
+             for (const auto& [address, bytes] : backup) plan.backup.push_back({address, bytes});
+             return plan;
+           }),
+           py::arg("segment"), py::arg("backup"));
+  py::class_<SleepResult>(m, "SleepResult")
+      .def_readonly("freed_bytes", &SleepResult::freed_bytes)
+      .def_readonly("copied_bytes", &SleepResult::copied_bytes)
+      .def_readonly("pageable_bytes", &SleepResult::pageable_bytes)
+      .def_readonly("segments", &SleepResult::segments)
+      .def_readonly("phases", &SleepResult::phases);
+  py::class_<WakeResult>(m, "WakeResult")
+      .def_readonly("mapped_bytes", &WakeResult::mapped_bytes)
+      .def_readonly("restored_bytes", &WakeResult::restored_bytes)
+      .def_readonly("segments", &WakeResult::segments)
+      .def_readonly("phases", &WakeResult::phases);
+}
+
+void bind_reports(py::module_& m) {
+  py::class_<SegmentInfo>(m, "SegmentInfo")
+      .def_readonly("address", &SegmentInfo::address)
+      .def_readonly("bytes", &SegmentInfo::bytes)
+      .def_readonly("mapped_bytes", &SegmentInfo::mapped_bytes)
+      .def_readonly("mapped_chunks", &SegmentInfo::mapped_chunks)
+      .def_readonly("backup_bytes", &SegmentInfo::backup_bytes)
+      .def_readonly("device", &SegmentInfo::device)
+      .def_readonly("owner", &SegmentInfo::owner)
+      .def_readonly("serial", &SegmentInfo::serial)
+      .def_property_readonly(
+          "asleep", [](const SegmentInfo& info) { return info.state == SegmentState::asleep; });
+  py::class_<FreeCounters>(m, "FreeCounters")
+      .def_readonly("unknown", &FreeCounters::unknown)
+      .def_readonly("deferred", &FreeCounters::deferred)
+      .def_readonly("waiting", &FreeCounters::waiting)
+      .def_readonly("quarantined", &FreeCounters::quarantined)
+      .def_readonly("quarantined_bytes", &FreeCounters::quarantined_bytes)
+      .def_readonly("failed_mallocs", &FreeCounters::failed_mallocs);
+  py::class_<HostUsage>(m, "HostUsage")
+      .def_readonly("held_bytes", &HostUsage::held_bytes)
+      .def_readonly("used_bytes", &HostUsage::used_bytes)
+      .def_readonly("pageable_bytes", &HostUsage::pageable_bytes);
+  py::class_<DeviceInfo>(m, "DeviceInfo")
+      .def_readonly("name", &DeviceInfo::name)
+      .def_readonly("total_bytes", &DeviceInfo::total_bytes)
+      .def_readonly("free_bytes", &DeviceInfo::free_bytes)
+      .def_readonly("granularity", &DeviceInfo::granularity)
+      .def_readonly("peers", &DeviceInfo::peers)
+      .def_property_readonly("posix_handle",
+                             [](const DeviceInfo& info) { return info.features.posix_handle; })
+      .def_property_readonly("gpu_direct_rdma",
+                             [](const DeviceInfo& info) { return info.features.gpu_direct_rdma; });
+}
+
+void bind_driver(py::module_& m) {
+  py::class_<Driver, std::shared_ptr<Driver>>(m, "Driver")
+      .def_property_readonly("path", &Driver::path)
+      .def_property_readonly("version", &Driver::version)
+      .def_property_readonly("device_count", &device_count)
+      .def("ledger", &ledger);
+  m.def("load_driver", &load_driver, py::arg("path"), Unlocked());
+}
+
+Config make_config(std::size_t chunk_bytes, std::size_t host_limit_bytes, bool allow_pageable,
+                   bool retain_backup, unsigned threads) {
+  Config config;
+  config.chunk_bytes = chunk_bytes;
+  config.host.limit_bytes = host_limit_bytes;
+  config.host.allow_pageable = allow_pageable;
+  config.host.retain = retain_backup;
+  config.host.touch_threads = threads;
+  return config;
+}
+
+void bind_allocator(py::module_& m) {
+  py::class_<Config>(m, "Config")
+      .def(py::init(&make_config), py::kw_only(), py::arg("chunk_bytes"),
+           py::arg("host_limit_bytes"), py::arg("allow_pageable"), py::arg("retain_backup"),
+           py::arg("threads"));
+  py::class_<Allocator, std::shared_ptr<Allocator>>(m, "Allocator")
+      .def(py::init([](std::shared_ptr<Driver> driver, const Config& config) {
+             return std::make_shared<Allocator>(std::move(driver), config);
+           }),
+           py::arg("driver"), py::arg("config"))
+      .def("malloc", &allocate, py::arg("bytes"), py::arg("device"), py::arg("stream"),
+           py::arg("owner"), Unlocked())
+      .def("free", &Allocator::free, py::arg("address"), Unlocked())
+      .def(
+          "sleep",
+          [](Allocator& self, std::vector<SegmentPlan> plans) {
+            return sleep(self, SleepRequest{std::move(plans)});
+          },
+          py::arg("plans"), Unlocked())
+      .def(
+          "wake",
+          [](Allocator& self, std::vector<CUdeviceptr> segments,
+             std::optional<unsigned char> fill) {
+            return wake(self, WakeRequest{std::move(segments), fill});
+          },
+          py::arg("segments"), py::arg("fill"), Unlocked())
+      .def("is_awake", &Allocator::is_awake, py::arg("address"), py::arg("bytes"))
+      .def("owner_of", &Allocator::owner_of, py::arg("address"))
+      .def("assign", &Allocator::assign, py::arg("segment"), py::arg("owner"))
+      .def("segments", &Allocator::segments)
+      .def("counters", &Allocator::counters)
+      .def(
+          "verify", [](Allocator& self) { require(self.verify(), self.driver()); }, Unlocked())
+      .def("drain", &Allocator::drain, Unlocked())
+      .def("capturing", &Allocator::capturing, py::arg("device"), Unlocked())
+      .def("watch", &watch, py::arg("device"), py::arg("streams"), Unlocked())
+      .def("device_info", &device_info, py::arg("device"), Unlocked())
+      .def("host_usage", [](Allocator& self) { return self.host().usage(); })
+      .def(
+          "release_host", [](Allocator& self) { return self.host().release_idle(); }, Unlocked())
+      .def("configure", &Allocator::configure, py::arg("config"))
+      .def("live_segments", &Allocator::live_segments);
+}
+
+void bind_plugin(py::module_& m) {
+  m.def("install", &plugin::install, py::arg("allocator"), Unlocked());
+  m.def("current", &plugin::current);
+  m.def("push_scope", &plugin::push_scope, py::arg("owner"));
+  m.def("pop_scope", &plugin::pop_scope, py::arg("number"));
+  m.def("set_graph_owner", &plugin::set_graph_owner, py::arg("owner"));
+  m.def("forked", &plugin::forked);
+  m.def("available_host_bytes", &available_host_bytes);
+}
+
+}  // namespace
+}  // namespace cumem
+
+PYBIND11_MODULE(_C, m, py::mod_gil_not_used()) {
+  cumem::bind_status(m);
+  cumem::bind_driver(m);
+  cumem::bind_requests(m);
+  cumem::bind_reports(m);
+  cumem::bind_allocator(m);
+  cumem::bind_plugin(m);
+}

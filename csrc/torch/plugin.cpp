@@ -1,0 +1,121 @@
+#include "torch/plugin.h"
+
+#include <pthread.h>
+
+#include <algorithm>
+#include <atomic>
+#include <mutex>
+#include <new>
+#include <utility>
+#include <vector>
+
+namespace cumem::plugin {
+namespace {
+
+struct OpenScope {
+  std::uint64_t number;
+  Owner owner;
+};
+
+thread_local std::vector<OpenScope> scopes;
+
+std::atomic<std::uint64_t> next_scope{1};
+std::atomic<bool> in_child{false};
+
+// Leaked on purpose: torch frees memory until the very end of the process, after
+// static destructors have begun.
+struct State {
+  std::mutex mutex;
+  std::shared_ptr<Allocator> current;
+  std::vector<std::shared_ptr<Allocator>> earlier;  // with live segments
+  Owner graph_owner{"cuda_graph", "offload", 0, true};
+};
+
+State& state() {
+  static State* const instance = [] {
+    pthread_atfork(nullptr, nullptr, [] { in_child = true; });
+    return new State;
+  }();
+  return *instance;
+}
+
+void forget_empty(std::vector<std::shared_ptr<Allocator>>& allocators) {
+  auto empty = [](const auto& allocator) { return allocator->live_segments() == 0; };
+  allocators.erase(std::remove_if(allocators.begin(), allocators.end(), empty), allocators.end());
+}
+
+// The allocator that made `address`; the current one when nobody did, so that
+// the stray free is counted.
+std::shared_ptr<Allocator> owner_of(CUdeviceptr address) {
+  std::lock_guard<std::mutex> lock(state().mutex);
+  for (const auto& allocator : state().earlier)
+    if (allocator->owns(address)) return allocator;
+  return state().current;
+}
+
+Owner scope_owner() {
+  if (!scopes.empty()) return scopes.back().owner;
+  std::lock_guard<std::mutex> lock(state().mutex);
+  return state().graph_owner;
+}
+
+}  // namespace
+
+std::shared_ptr<Allocator> install(std::shared_ptr<Allocator> allocator) {
+  std::lock_guard<std::mutex> lock(state().mutex);
+  std::shared_ptr<Allocator> previous = std::move(state().current);
+  auto& earlier = state().earlier;
+  forget_empty(earlier);
+  // Coming back: it must not be found twice.
+  earlier.erase(std::remove(earlier.begin(), earlier.end(), allocator), earlier.end());
+  if (previous && previous->live_segments() > 0) earlier.push_back(previous);
+  state().current = std::move(allocator);
+  return previous;
+}
+
+std::shared_ptr<Allocator> current() {
+  std::lock_guard<std::mutex> lock(state().mutex);
+  return state().current;
+}
+
+std::uint64_t push_scope(Owner owner) {
+  const std::uint64_t number = next_scope++;
+  scopes.push_back({number, std::move(owner)});
+  return number;
+}
+
+void pop_scope(std::uint64_t number) {
+  auto found = std::find_if(scopes.begin(), scopes.end(),
+                            [number](const OpenScope& scope) { return scope.number == number; });
+  if (found != scopes.end()) scopes.erase(found);
+}
+
+void set_graph_owner(Owner owner) {
+  std::lock_guard<std::mutex> lock(state().mutex);
+  state().graph_owner = std::move(owner);
+}
+
+bool forked() noexcept { return in_child; }
+
+}  // namespace cumem::plugin
+
+extern "C" void* cumem_malloc(std::ptrdiff_t bytes, int device, CUstream stream) {
+  using namespace cumem;
+  std::shared_ptr<Allocator> allocator = plugin::current();
+  if (!allocator || bytes <= 0 || plugin::forked()) return nullptr;
+  CUdeviceptr address = 0;
+  try {
+    (void)allocator->malloc(static_cast<std::size_t>(bytes), device, stream, plugin::scope_owner(),
+                            address);
+  } catch (const std::bad_alloc&) {
+    return nullptr;  // the host has no memory for the books: torch sees out of memory
+  }
+  return reinterpret_cast<void*>(address);
+}
+
+extern "C" void cumem_free(void* address, std::size_t, int, CUstream) {
+  using namespace cumem;
+  if (address == nullptr || plugin::forked()) return;
+  const auto at = reinterpret_cast<CUdeviceptr>(address);
+  if (std::shared_ptr<Allocator> allocator = plugin::owner_of(at)) allocator->free(at);
+}

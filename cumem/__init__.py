@@ -1,0 +1,58 @@
+"""GPU memory that can sleep: physical VRAM goes back, pointers and bytes stay."""
+
+from cumem._keep import keep
+from cumem._runtime import configure
+from cumem._version import __version__
+from cumem.errors import (
+    AsleepError,
+    BusyError,
+    CheckpointError,
+    CumemError,
+    DeviceOutOfMemoryError,
+    DriverError,
+    HostOutOfMemoryError,
+)
+from cumem.inspection import LiveBlock, covered, is_mapped, tag_of, uncovered
+from cumem.options import OnSleep, Options
+from cumem.pool import Pool, default_device, graph_pool, release_host_memory, trim, use_memory_pool
+from cumem.reports import SleepReport, WakeReport
+from cumem.sleep import epoch, is_sleeping, sleep, sleeping_tags, wake_up
+from cumem.stats import DeviceStats, Stats, TagStats, check, stats
+
+__all__ = [
+    "AsleepError",
+    "BusyError",
+    "CheckpointError",
+    "CumemError",
+    "DeviceOutOfMemoryError",
+    "DeviceStats",
+    "DriverError",
+    "HostOutOfMemoryError",
+    "LiveBlock",
+    "OnSleep",
+    "Options",
+    "Pool",
+    "SleepReport",
+    "Stats",
+    "TagStats",
+    "WakeReport",
+    "__version__",
+    "check",
+    "configure",
+    "covered",
+    "default_device",
+    "epoch",
+    "graph_pool",
+    "is_mapped",
+    "is_sleeping",
+    "keep",
+    "release_host_memory",
+    "sleep",
+    "sleeping_tags",
+    "stats",
+    "tag_of",
+    "trim",
+    "uncovered",
+    "use_memory_pool",
+    "wake_up",
+]

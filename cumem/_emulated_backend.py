@@ -1,0 +1,84 @@
+"""How does cumem reach tensors on the cpu when the driver is emulated?
+
+The same interface as :mod:`cumem._torch`, over a model of torch's pool that asks
+the same two C functions for memory.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, cast
+
+from cumem import _C, _emulated_pool
+from cumem._backend import TorchPool
+
+
+def _plugin_functions() -> _emulated_pool.PluginFunctions:
+    library = ctypes.CDLL(_C.__file__)
+    malloc = library.cumem_malloc
+    malloc.argtypes = (ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p)
+    malloc.restype = ctypes.c_void_p
+    free = library.cumem_free
+    free.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p)
+    free.restype = None
+    return _emulated_pool.PluginFunctions(malloc, free)
+
+
+class EmulatedBackend:
+    """A model of torch's caching allocator for one emulated machine.
+
+    Args:
+        devices: how many devices the machine has.
+        streams: gives the streams of a device that play the part of torch's own.
+        capturing: says whether the stream that plays the current one is capturing.
+    """
+
+    device_type = "cpu"
+
+    def __init__(
+        self,
+        devices: int,
+        streams: Callable[[int], list[int]],
+        capturing: Callable[[], bool],
+    ) -> None:
+        self._devices = devices
+        self._streams = streams
+        self._capturing = capturing
+        self._functions = _plugin_functions()
+
+    def device_count(self) -> int:
+        return self._devices
+
+    def current_device(self) -> int:
+        return 0
+
+    def make_pool(self, device: int) -> TorchPool:
+        return _emulated_pool.EmulatedMemPool(self._functions, device)
+
+    def use_pool(self, pool: TorchPool, device: int) -> AbstractContextManager[None]:
+        return _emulated_pool.use_emulated_pool(cast(_emulated_pool.EmulatedMemPool, pool))
+
+    def drop_pool(self, pool: TorchPool) -> None:
+        cast(_emulated_pool.EmulatedMemPool, pool).retire()
+
+    def snapshot(self) -> Sequence[dict[str, Any]]:
+        return _emulated_pool.memory_snapshot()
+
+    def empty_cache(self) -> None:
+        _emulated_pool.empty_cache()
+
+    def is_capturing(self) -> bool:
+        return self._capturing()
+
+    def streams(self, device: int) -> list[int]:
+        return self._streams(device)
+
+    def plain_segments(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def reserved_bytes(self, device: int) -> int:
+        return sum(
+            segment["total_size"] for segment in self.snapshot() if segment["device"] == device
+        )

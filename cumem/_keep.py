@@ -1,0 +1,61 @@
+"""Which contents survive every level of sleep?
+
+Storages are known by a weak reference of torch's own, so that keeping contents
+never keeps memory alive.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any, TypeVar
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils import _pytree
+
+_T = TypeVar("_T")
+
+_lock = threading.RLock()
+_kept: dict[int, tuple[StorageWeakRef, int]] = {}  # storage address -> (reference, bytes)
+
+
+def keep(obj: _T) -> _T:
+    """Makes contents survive every level of sleep; returns ``obj``.
+
+    What is kept comes back bit for bit also from a pool that is discarded. Tensors
+    outside of pools need no keeping and are passed over.
+
+    Args:
+        obj: a tensor, a module (its parameters and buffers), or any nesting of
+            lists, tuples, dicts and the like of those.
+
+    Raises:
+        TypeError: a leaf is neither tensor nor module; nothing is kept.
+    """
+    tensors = list(_tensors(obj))
+    with _lock:
+        for tensor in tensors:
+            storage = tensor.untyped_storage()
+            if storage.nbytes() > 0:
+                _kept[storage.data_ptr()] = (StorageWeakRef(storage), storage.nbytes())
+    return obj
+
+
+def ranges() -> list[tuple[int, int]]:
+    """Address and bytes of every kept storage that is alive."""
+    with _lock:
+        for address in [at for at, (storage, _) in _kept.items() if storage.expired()]:
+            del _kept[address]
+        return [(address, size) for address, (_, size) in _kept.items()]
+
+
+def _tensors(obj: Any) -> Iterator[torch.Tensor]:
+    for leaf in _pytree.tree_leaves(obj):
+        if isinstance(leaf, torch.nn.Module):
+            yield from leaf.parameters()
+            yield from leaf.buffers()
+        elif isinstance(leaf, torch.Tensor):
+            yield leaf
+        else:
+            raise TypeError(f"cannot keep a {type(leaf).__name__}: give tensors or modules")

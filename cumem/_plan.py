@@ -1,0 +1,98 @@
+"""What happens to each segment at a sleep?
+
+Policies and arguments are decided here, per segment, before anything is touched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from cumem import _C, _keep, _snapshot
+from cumem._runtime import Runtime
+from cumem.options import OnSleep
+
+Range = tuple[int, int]  # address, bytes
+
+
+@dataclass(frozen=True)
+class Decision:
+    """One segment that goes to sleep.
+
+    Attributes:
+        backup: ranges that come back, in address order, without overlap.
+        live_bytes: bytes of its live blocks.
+    """
+
+    info: _C.SegmentInfo
+    backup: tuple[Range, ...]
+    live_bytes: int
+
+    @property
+    def backup_bytes(self) -> int:
+        return sum(size for _, size in self.backup)
+
+    @property
+    def discarded_bytes(self) -> int:
+        return max(0, self.live_bytes - self.backup_bytes)
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the user asked for, validated."""
+
+    level: int
+    tags: frozenset[str]
+    offload_tags: frozenset[str] | None
+
+    def policy(self, owner: _C.Owner) -> OnSleep:
+        """What becomes of a segment of ``owner``."""
+        own = OnSleep(owner.policy)
+        if own is OnSleep.KEEP or self.level == 0:
+            return OnSleep.KEEP
+        if self.offload_tags is not None:
+            return OnSleep.OFFLOAD if owner.tag in self.offload_tags else OnSleep.DISCARD
+        return OnSleep.DISCARD if self.level == 2 else own
+
+
+def decide(runtime: Runtime, request: Request) -> list[Decision]:
+    """The segments that ``request`` puts to sleep; empty when there is nothing to do."""
+    snapshot = _snapshot.take(runtime)
+    _snapshot.reconcile(runtime, snapshot)
+    live = {segment.address: segment.live for segment in snapshot}
+    kept = _keep.ranges()
+    decisions = []
+    for info in runtime.allocator.segments():
+        policy = request.policy(info.owner)
+        if info.owner.tag not in request.tags or policy is OnSleep.KEEP:
+            continue
+        if info.asleep and info.mapped_bytes == 0:
+            continue
+        blocks = _live_ranges(info, live.get(info.address))
+        backup = blocks if policy is OnSleep.OFFLOAD else _inside(info, kept)
+        decisions.append(Decision(info, tuple(backup), sum(size for _, size in blocks)))
+    return decisions
+
+
+def _live_ranges(info: _C.SegmentInfo, blocks: tuple[_snapshot.Block, ...] | None) -> list[Range]:
+    """Live ranges of a segment: all of it where torch cannot say, or must not be asked."""
+    if blocks is None or info.owner.graph:
+        return [(info.address, info.bytes)]
+    return merged((block.address, block.bytes) for block in blocks)
+
+
+def _inside(info: _C.SegmentInfo, ranges: Iterable[Range]) -> list[Range]:
+    end = info.address + info.bytes
+    return merged((at, size) for at, size in ranges if info.address <= at and at + size <= end)
+
+
+def merged(ranges: Iterable[Range]) -> list[Range]:
+    """Sorts ranges and joins those that touch or overlap."""
+    result: list[Range] = []
+    for at, size in sorted(ranges):
+        if result and at <= result[-1][0] + result[-1][1]:
+            start, length = result[-1]
+            result[-1] = (start, max(length, at + size - start))
+        elif size > 0:
+            result.append((at, size))
+    return result

@@ -1,0 +1,182 @@
+"""Which tags, pools and open scopes does this process have?
+
+One lock guards it all; it is held for moments and never while the core or torch
+works. A sleep or wake marks the tags it works on instead, and a scope of such a
+tag waits at its entry until the mark is gone.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from cumem._backend import TorchPool
+from cumem.options import OnSleep
+
+# Re-entrant: the garbage collector may end a scope's generator inside it.
+_lock = threading.RLock()
+_settled = threading.Condition(_lock)
+_numbers = itertools.count(1)
+
+
+@dataclass(eq=False)
+class PoolEntry:
+    """One pool of torch's, with the key that it serves."""
+
+    tag: str
+    device: int
+    on_sleep: OnSleep
+    graph: bool
+    handle: TorchPool | None  # None once it is dropped
+    number: int = field(default_factory=lambda: next(_numbers))
+    asleep: bool = False  # some segment of it is
+    in_use: bool = False  # an open scope has it
+
+    @property
+    def key(self) -> tuple[str, int, OnSleep, bool]:
+        return (self.tag, self.device, self.on_sleep, self.graph)
+
+
+@dataclass
+class TagState:
+    """What is known of one tag."""
+
+    epoch: int = 0
+    discarded: bool = False  # asleep, and contents were thrown away
+
+
+@dataclass(frozen=True)
+class OpenScope:
+    """A scope some thread has open now."""
+
+    tag: str
+    device: int
+    thread: str
+    ident: int
+
+
+@dataclass
+class State:
+    """Everything that belongs to one runtime."""
+
+    tags: dict[str, TagState] = field(default_factory=dict)
+    pools: list[PoolEntry] = field(default_factory=list)
+    retired: list[PoolEntry] = field(default_factory=list)
+    scopes: dict[int, OpenScope] = field(default_factory=dict)
+    moving: set[str] = field(default_factory=set)  # tags a sleep or wake works on
+
+
+_state = State()
+
+
+def replace(state: State) -> State:
+    """Puts another state in place (with another runtime); returns the one that was."""
+    global _state
+    with _lock:
+        previous, _state = _state, state
+    return previous
+
+
+def known_tags() -> frozenset[str]:
+    with _lock:
+        return frozenset(_state.tags)
+
+
+def tag_state(tag: str) -> TagState:
+    """The state of ``tag``, which becomes a known tag."""
+    with _lock:
+        return _state.tags.setdefault(tag, TagState())
+
+
+def open_scopes(tags: Collection[str] | None = None) -> list[OpenScope]:
+    with _lock:
+        return [scope for scope in _state.scopes.values() if tags is None or scope.tag in tags]
+
+
+def pools() -> list[PoolEntry]:
+    """All pools that torch still has, retired ones too."""
+    with _lock:
+        return [*_state.pools, *_state.retired]
+
+
+def check_out(entry: PoolEntry) -> PoolEntry | None:
+    """An idle, awake pool with the key of ``entry``; waits for a move of its tag."""
+    with _settled:
+        _settled.wait_for(lambda: entry.tag not in _state.moving)
+        for idle in _state.pools:
+            if idle.key == entry.key and not (idle.in_use or idle.asleep or idle.graph):
+                idle.in_use = True
+                return idle
+    return None
+
+
+def add(entry: PoolEntry) -> None:
+    with _lock:
+        _state.pools.append(entry)
+
+
+def check_in(entry: PoolEntry) -> None:
+    with _lock:
+        entry.in_use = False
+
+
+def open_scope(entry: PoolEntry) -> int:
+    """Books a scope of the current thread; waits for a move of its tag."""
+    thread = threading.current_thread()
+    with _settled:
+        _settled.wait_for(lambda: entry.tag not in _state.moving)
+        token = next(_numbers)
+        _state.scopes[token] = OpenScope(
+            entry.tag, entry.device, thread.name, threading.get_ident()
+        )
+    return token
+
+
+def close_scope(token: int) -> None:
+    with _lock:
+        _state.scopes.pop(token, None)
+
+
+@contextmanager
+def moving(tags: Collection[str]) -> Iterator[list[OpenScope]]:
+    """Marks tags as being put to sleep or woken; yields the scopes of them that are open.
+
+    No scope of these tags opens until the block ends.
+    """
+    with _settled:
+        marked = set(tags) - _state.moving
+        _state.moving |= marked
+        scopes = open_scopes(tags)
+    try:
+        yield scopes
+    finally:
+        with _settled:
+            _state.moving -= marked
+            _settled.notify_all()
+
+
+def retire(chosen: Collection[PoolEntry]) -> None:
+    """Takes pools out of use; torch gives them up at the next :func:`take_retired`."""
+    with _lock:
+        for entry in chosen:
+            if entry in _state.pools and not entry.in_use:
+                _state.pools.remove(entry)
+                _state.retired.append(entry)
+
+
+def take_retired(busy_devices: Collection[int]) -> list[PoolEntry]:
+    """Retired pools on devices where no scope is open, to be dropped by the caller."""
+    with _lock:
+        open_devices = {scope.device for scope in _state.scopes.values()} | set(busy_devices)
+        ready = [
+            entry
+            for entry in _state.retired
+            if entry.device not in open_devices
+            and entry.handle is not None
+            and entry.handle.use_count() == 1
+        ]
+        _state.retired = [entry for entry in _state.retired if entry not in ready]
+        return ready

@@ -1,0 +1,105 @@
+"""Which errors can cumem raise, and what does each leave behind?
+
+Every message says what failed, how much, where, what is left, and what to do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from cumem import _C
+from cumem._text import size
+
+
+class CumemError(RuntimeError):
+    """Base of every error that is not a plain ``ValueError`` or ``TypeError``."""
+
+
+class DeviceOutOfMemoryError(CumemError, torch.OutOfMemoryError):
+    """The device has no room. Nothing was changed; the call can be repeated."""
+
+
+class HostOutOfMemoryError(CumemError, MemoryError):
+    """The host has no room for backups. Nothing was changed; the call can be repeated."""
+
+
+class AsleepError(CumemError):
+    """Memory was used that is asleep. Nothing was changed."""
+
+
+class BusyError(CumemError):
+    """A scope or a graph capture is open where it must not be. Nothing was changed."""
+
+
+class DriverError(CumemError):
+    """The driver refused a call, or cannot be used at all.
+
+    What is left is in the message: most failures leave everything as it was; a
+    refused unmap leaves every segment exactly awake or asleep, and the same call
+    continues.
+    """
+
+
+class CheckpointError(CumemError, ValueError):
+    """A file is not what it should be. Nothing was loaded."""
+
+
+_DEAD = (
+    "an earlier error (an illegal address or the like) has ended this CUDA context; "
+    "no call can succeed any more: restart the process"
+)
+_FORKED = (
+    "this process is a fork of one that already used cumem; a CUDA context does not "
+    "survive a fork: use the spawn start method, or fork before first use"
+)
+
+
+def from_status(error: _C.StatusError, operation: str, left: str) -> CumemError:
+    """The public error for what the core reports.
+
+    Args:
+        error: what the core raised.
+        operation: the call the user made, as text: ``wake_up("kv_cache")``.
+        left: what is left and what to do, as whole sentences.
+    """
+    if error.fault == "dead_context":
+        return DriverError(f"{operation}: {error.call} failed ({error.code_name}): {_DEAD}")
+    if error.fault == "forked":
+        return DriverError(f"{operation}: {_FORKED}")
+    if error.fault == "capture":
+        return BusyError(f"{operation}: a CUDA graph capture is under way{_where(error)}. {left}")
+    if error.fault == "device_memory":
+        return DeviceOutOfMemoryError(f"{operation}: {_memory(error)}. {left}")
+    if error.fault == "host_memory":
+        return HostOutOfMemoryError(f"{operation}: {_memory(error)}. {left}")
+    return DriverError(f"{operation}: {_what(error)} failed{_why(error)}. {left}")
+
+
+def _what(error: _C.StatusError) -> str:
+    amount = f" of {size(error.bytes)}" if error.bytes else ""
+    return f"{error.call}{amount}{_where(error)}"
+
+
+def _where(error: _C.StatusError) -> str:
+    return f" on cuda:{error.device}" if error.device >= 0 else ""
+
+
+def _why(error: _C.StatusError) -> str:
+    reason = error.code_name or (str(error) if str(error) != error.call else "")
+    return f" ({reason})" if reason else ""
+
+
+def _memory(error: _C.StatusError) -> str:
+    return f"{_what(error)} failed{_why(error)}; {size(error.free_bytes)} free"
+
+
+@contextmanager
+def translated(operation: str, left: str) -> Iterator[None]:
+    """Turns what the core raises inside the block into the public error."""
+    try:
+        yield
+    except _C.StatusError as error:
+        raise from_status(error, operation, left) from error

@@ -1,0 +1,104 @@
+"""What can be configured, and what does the environment say?
+
+The only module that reads the environment.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, fields
+from enum import Enum
+
+from cumem._text import choices
+
+MIB = 1 << 20
+
+
+class OnSleep(str, Enum):
+    """What a sleep does with the contents of a pool."""
+
+    OFFLOAD = "offload"  # they come back
+    DISCARD = "discard"  # they are gone
+    KEEP = "keep"  # they stay on the device, and so does the memory
+
+    @classmethod
+    def of(cls, value: OnSleep | str | None, tag: str) -> OnSleep:
+        """The policy that ``value`` names; None stands for the default of ``tag``.
+
+        Raises:
+            ValueError: an unknown name. TypeError: neither a policy nor a string.
+        """
+        if value is None:
+            return cls.DISCARD if tag == "kv_cache" else cls.OFFLOAD
+        if not isinstance(value, str):
+            raise TypeError(f"on_sleep must be an OnSleep or a string, not {type(value).__name__}")
+        try:
+            return cls(value)
+        except ValueError:
+            names = choices(policy.value for policy in cls)
+            raise ValueError(f"unknown on_sleep {value!r}; choices: {names}") from None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """How the allocator works. Give it to :func:`cumem.configure`.
+
+    Attributes:
+        chunk_bytes: physical memory is taken in pieces of at most this size, a
+            multiple of 2 MiB.
+        host_limit_bytes: most host memory for backups. None: no limit of ours; then
+            a sleep that needs more than the host has available is refused.
+        allow_pageable: when the driver refuses to pin host memory, use it unpinned
+            (slower, said in the report) instead of refusing to sleep.
+        retain_backup: keep host memory after a wake for the next sleep.
+        host_threads: threads that touch new host memory; 0: one per processor.
+        warn_empty_scope: warn when a scope ends in which nothing was captured.
+    """
+
+    chunk_bytes: int = 256 * MIB
+    host_limit_bytes: int | None = None
+    allow_pageable: bool = True
+    retain_backup: bool = True
+    host_threads: int = 0
+    warn_empty_scope: bool = True
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            _check_type(field.name, getattr(self, field.name))
+        if self.chunk_bytes <= 0 or self.chunk_bytes % (2 * MIB):
+            raise ValueError(f"chunk_bytes must be a multiple of 2 MiB, not {self.chunk_bytes}")
+        if self.host_limit_bytes is not None and self.host_limit_bytes <= 0:
+            raise ValueError(f"host_limit_bytes must be positive, not {self.host_limit_bytes}")
+        if self.host_threads < 0:
+            raise ValueError(f"host_threads must not be negative, not {self.host_threads}")
+
+
+_BOOLEAN = ("allow_pageable", "retain_backup", "warn_empty_scope")
+
+
+def _check_type(name: str, value: object) -> None:
+    if name == "host_limit_bytes" and value is None:
+        return
+    wanted = bool if name in _BOOLEAN else int
+    if type(value) is not wanted:
+        raise TypeError(f"{name} must be {wanted.__name__}, not {type(value).__name__}")
+
+
+def driver_choice() -> str:
+    """``cuda`` or ``emulated``, as ``CUMEM_DRIVER`` says; ``cuda`` when it is not set.
+
+    Raises:
+        ValueError: anything else.
+    """
+    value = os.environ.get("CUMEM_DRIVER") or "cuda"
+    if value not in ("cuda", "emulated"):
+        raise ValueError(f"unknown CUMEM_DRIVER {value!r}; choices: 'cuda', 'emulated'")
+    return value
+
+
+def allocator_settings_in_environment() -> str:
+    """The torch allocator settings that the process was started with.
+
+    Torch reads the newer of the two names first.
+    """
+    return os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get("PYTORCH_CUDA_ALLOC_CONF") or ""

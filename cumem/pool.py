@@ -1,0 +1,328 @@
+"""How does an allocation get a tag?
+
+A scope checks out a pool of torch's for its (device, tag, policy), tells the
+plugin whose segments this thread makes now, and routes the thread's allocations
+to the pool.
+
+Note [One scope, one pool]: torch forbids two open scopes of one pool, so pools
+are checked out. Idle ones are used again by any thread, but never one that is
+asleep: a fresh tensor must not land in a segment without memory.
+"""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from contextlib import ContextDecorator, ExitStack
+from types import TracebackType
+from typing import Any, TypeAlias
+
+import torch
+
+from cumem import _C, _registry, _runtime, _snapshot
+from cumem._registry import PoolEntry
+from cumem._runtime import Runtime
+from cumem._text import choices
+from cumem.errors import translated
+from cumem.options import OnSleep
+
+DeviceLike: TypeAlias = "torch.device | str | int | None"
+
+
+class Pool:
+    """What a scope yields: the pool that its allocations go to.
+
+    Attributes:
+        tag: the tag of its segments.
+        device: the device it belongs to.
+        on_sleep: what a sleep does with its contents.
+    """
+
+    def __init__(self, entry: PoolEntry, runtime: Runtime) -> None:
+        self._entry = entry
+        self._runtime = runtime
+        self._before = self._blocks()
+        self.tag = entry.tag
+        self.on_sleep = entry.on_sleep
+        self.device = torch.device(runtime.backend.device_type, entry.device)
+
+    @property
+    def id(self) -> tuple[int, int]:
+        """Torch's id of the pool, for ``torch.cuda.graph(pool=...)``."""
+        if self._entry.handle is None:
+            raise RuntimeError(f"the pool of tag {self.tag!r} was given up by trim()")
+        return self._entry.handle.id
+
+    @property
+    def segments(self) -> int:
+        """How many segments the pool has."""
+        return len(self._infos())
+
+    @property
+    def segment_bytes(self) -> int:
+        """Bytes of all its segments, asleep or awake, live or not."""
+        return sum(info.bytes for info in self._infos())
+
+    @property
+    def live_bytes(self) -> int:
+        """Bytes of its live blocks: what its tensors hold, rounded up by torch."""
+        return sum(self._blocks().values())
+
+    @property
+    def captured_bytes(self) -> int:
+        """Live bytes that were not there when this scope was entered."""
+        return sum(size for at, size in self._blocks().items() if at not in self._before)
+
+    def __repr__(self) -> str:
+        return f"Pool(tag={self.tag!r}, device={self.device}, on_sleep={self.on_sleep.value!r})"
+
+    def _infos(self) -> list[_C.SegmentInfo]:
+        segments = self._runtime.allocator.segments()
+        return [info for info in segments if info.owner.pool == self._entry.number]
+
+    def _blocks(self) -> dict[int, int]:
+        """Live blocks, address to bytes."""
+        own = {info.address for info in self._infos()}
+        return {
+            block.address: block.bytes
+            for segment in _snapshot.take(self._runtime)
+            if segment.address in own
+            for block in segment.live
+        }
+
+
+class _Scope(ContextDecorator):
+    """One use of a pool; see :func:`use_memory_pool`."""
+
+    def __init__(self, entry: PoolEntry, runtime: Runtime, *, routed: bool) -> None:
+        self._wanted = entry
+        self._runtime = runtime
+        self._routed = routed  # torch sends this thread's allocations to the pool
+        self._entry: PoolEntry | None = None
+        self._pool: Pool | None = None
+        self._stack = ExitStack()
+        self._ident = 0
+
+    def _recreate_cm(self) -> _Scope:
+        return _Scope(self._wanted, self._runtime, routed=self._routed)
+
+    def __enter__(self) -> Pool:
+        if self._pool is not None:
+            raise RuntimeError("a scope can be entered once; call use_memory_pool again")
+        runtime = self._runtime
+        self._ident = threading.get_ident()
+        _runtime.watch_streams(runtime, self._wanted.device)
+        _snapshot.drop_retired(runtime)
+        with ExitStack() as stack:
+            token = _registry.open_scope(self._wanted)
+            stack.callback(_registry.close_scope, token)
+            entry = self._check_out()
+            stack.callback(_registry.check_in, entry)
+            self._pool = Pool(entry, runtime)
+            number = _C.push_scope(_owner(entry, runtime))
+            stack.callback(_C.pop_scope, number)
+            stack.enter_context(runtime.backend.plain_segments())
+            if self._routed:
+                assert entry.handle is not None
+                stack.enter_context(runtime.backend.use_pool(entry.handle, entry.device))
+            self._stack = stack.pop_all()
+        self._entry = entry
+        return self._pool
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        empty = error is None and self._routed and self._is_empty()
+        self._stack.close()
+        if threading.get_ident() != self._ident and error is None:
+            raise RuntimeError(
+                f"a scope of tag {self._wanted.tag!r} was left on another thread than the one "
+                "that entered it; the scope is closed, but what the other thread allocated since "
+                "may be in the wrong pool"
+            )
+        if empty:
+            self._warn_empty()
+
+    def _check_out(self) -> PoolEntry:
+        found = _registry.check_out(self._wanted)
+        if found is not None:
+            return found
+        wanted = self._wanted
+        _clear_caches_when_short(self._runtime, wanted.device)
+        handle = self._runtime.backend.make_pool(wanted.device)
+        entry = PoolEntry(
+            wanted.tag, wanted.device, wanted.on_sleep, wanted.graph, handle, in_use=True
+        )
+        _registry.add(entry)
+        _registry.tag_state(wanted.tag)
+        return entry
+
+    def _is_empty(self) -> bool:
+        if self._pool is None or not _runtime.current_options().warn_empty_scope:
+            return False
+        blocks, before = self._pool._blocks(), self._pool._before
+        return blocks.keys() <= before.keys()
+
+    def _warn_empty(self) -> None:
+        warnings.warn(
+            f"nothing was captured by this scope of tag {self._wanted.tag!r}: no tensor made in it "
+            "is alive at its end. Tensors made by other threads, on other devices or before the "
+            "scope are not in the pool; cumem.covered(module, tag) lists what is outside.",
+            UserWarning,
+            stacklevel=3,
+        )
+
+
+def use_memory_pool(
+    tag: str = "default",
+    *,
+    on_sleep: OnSleep | str | None = None,
+    device: DeviceLike = None,
+) -> _Scope:
+    """Puts what this thread allocates on ``device`` into a pool of ``tag``.
+
+    Use it as a context manager or decorator; it yields the :class:`Pool`. Nested
+    scopes keep their own tags. Allocations of other threads and on other devices
+    are not captured. A tag that is asleep may be entered: new memory is awake.
+
+    Args:
+        tag: the name of the memory, any non-empty string.
+        on_sleep: what a sleep does with the contents: ``"offload"`` (they come
+            back), ``"discard"`` (they are gone) or ``"keep"`` (they stay). Default:
+            discard for ``kv_cache``, offload for every other tag.
+        device: a device, its index, or None for the current one.
+
+    Raises:
+        ValueError: an empty tag, an unknown policy, no such device.
+        TypeError: a tag or policy that is not a string.
+        DriverError: no usable driver. Nothing is changed by any of these.
+    """
+    _check_tag(tag)
+    policy = OnSleep.of(on_sleep, tag)
+    runtime = _runtime.current()
+    index = device_index(device, runtime)
+    graph = runtime.backend.is_capturing()
+    return _Scope(PoolEntry(tag, index, policy, graph=graph, handle=None), runtime, routed=True)
+
+
+def graph_pool(
+    tag: str = "cuda_graph", *, on_sleep: OnSleep | str | None = None, device: DeviceLike = None
+) -> _Scope:
+    """Makes a pool for the private memory of captured graphs, so that it sleeps too.
+
+    It yields a :class:`Pool`; give its ``id`` to ``torch.cuda.graph(g, pool=pool.id)``
+    inside the block. Every byte of its segments counts as live, because a graph
+    writes to memory that is free in torch's eyes.
+
+    Args and errors are those of :func:`use_memory_pool`.
+    """
+    _check_tag(tag)
+    policy = OnSleep.of(on_sleep, tag)
+    runtime = _runtime.current()
+    index = device_index(device, runtime)
+    entry = PoolEntry(tag, index, policy, graph=True, handle=None)
+    return _Scope(entry, runtime, routed=False)
+
+
+def _owner(entry: PoolEntry, runtime: Runtime) -> _C.Owner:
+    owner = _C.Owner(entry.tag, entry.on_sleep.value, pool=entry.number, graph=entry.graph)
+    if entry.graph:
+        _C.set_graph_owner(owner)
+    return owner
+
+
+def _check_tag(tag: Any) -> None:
+    if not isinstance(tag, str):
+        raise TypeError(f"a tag must be a string, not {type(tag).__name__}")
+    if not tag:
+        raise ValueError("a tag must not be empty")
+
+
+def device_index(device: DeviceLike, runtime: Runtime) -> int:
+    """The ordinal that ``device`` names.
+
+    Raises:
+        ValueError: no such device, or one of another kind. TypeError: a wrong type.
+    """
+    backend = runtime.backend
+    if device is None:
+        return backend.current_device()
+    if isinstance(device, bool) or not isinstance(device, (int, str, torch.device)):
+        raise TypeError(f"device must be a torch.device, str or int, not {type(device).__name__}")
+    kind, index = _parse(device, backend.device_type)
+    count = backend.device_count()
+    if kind != backend.device_type or not 0 <= (index or 0) < count:
+        names = ", ".join(runtime.device_name(ordinal) for ordinal in range(count))
+        raise ValueError(f"no device {str(device)!r} for cumem; choices: {names}")
+    return backend.current_device() if index is None else index
+
+
+def _parse(device: torch.device | str | int, kind: str) -> tuple[str, int | None]:
+    if isinstance(device, int):
+        return kind, device
+    try:
+        named = torch.device(device)
+    except RuntimeError:  # torch's text for a string that names no device
+        return str(device), None
+    return named.type, named.index
+
+
+def _clear_caches_when_short(runtime: Runtime, device: int) -> None:
+    """Gives torch's cached memory back before a scope opens on a device that is nearly full.
+
+    While a scope is open torch does not free its caches when it runs out
+    (Note [One scope, one pool] has the reason: a pool in use counts as a capture).
+    """
+    with translated(f"scope on {runtime.device_name(device)}", "Nothing was changed."):
+        info = runtime.allocator.device_info(device)
+    idle = not _registry.open_scopes() or len(_registry.open_scopes()) == 1
+    if info.free_bytes * 10 < info.total_bytes and idle and not runtime.backend.is_capturing():
+        runtime.backend.empty_cache()
+
+
+def default_device() -> torch.device:
+    """Where tensors are to be made: ``cuda``, or ``cpu`` under the emulator.
+
+    Raises:
+        DriverError: no usable driver; the message says what to do.
+    """
+    return torch.device(_runtime.current().backend.device_type)
+
+
+def trim(tag: str | None = None) -> int:
+    """Gives wholly free segments of idle pools back to the driver; returns their bytes.
+
+    Live tensors keep their segments. Where a scope or capture is open on a device,
+    its pools follow when it ends.
+
+    Args:
+        tag: only this tag; None: all.
+
+    Raises:
+        ValueError: an unknown tag; nothing is changed.
+    """
+    known = _registry.known_tags()
+    if tag is not None and tag not in known:
+        raise ValueError(f"unknown tag {tag!r}; known tags: {choices(known)}")
+    runtime = _runtime.if_started()
+    if runtime is None:
+        return 0
+    before = _segment_bytes(runtime)
+    _registry.retire([entry for entry in _registry.pools() if tag in (None, entry.tag)])
+    _snapshot.drop_retired(runtime)
+    if not _registry.open_scopes():
+        runtime.backend.empty_cache()
+    return before - _segment_bytes(runtime)
+
+
+def release_host_memory() -> int:
+    """Gives host memory that no backup needs back to the system; returns its bytes."""
+    runtime = _runtime.if_started()
+    return runtime.allocator.release_host() if runtime is not None else 0
+
+
+def _segment_bytes(runtime: Runtime) -> int:
+    return sum(info.bytes for info in runtime.allocator.segments())

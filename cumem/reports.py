@@ -1,0 +1,82 @@
+"""What does a sleep or a wake say it did?"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from cumem._text import size
+
+
+def _names(tags: frozenset[str]) -> str:
+    return ", ".join(sorted(tags)) or "nothing"
+
+
+@dataclass(frozen=True)
+class SleepReport:
+    """What one sleep did.
+
+    Attributes:
+        freed_bytes: device memory given back to the driver, by whole segments.
+        offloaded_bytes: live bytes that will come back at wake.
+        discarded_bytes: live bytes that will not.
+        copied_bytes: of the offloaded, bytes that were moved by this call.
+        skipped_bytes: of the offloaded, bytes that were not, because they had not changed.
+        host_bytes: host memory that cumem holds after the call.
+        pageable_bytes: of that, memory the driver refused to pin (slower copies).
+        seconds: wall time of the call.
+        tags: tags of which something went to sleep in this call.
+        devices: ordinals of the devices concerned.
+        phases: seconds by phase.
+    """
+
+    freed_bytes: int = 0
+    offloaded_bytes: int = 0
+    discarded_bytes: int = 0
+    copied_bytes: int = 0
+    skipped_bytes: int = 0
+    host_bytes: int = 0
+    pageable_bytes: int = 0
+    seconds: float = 0.0
+    tags: frozenset[str] = frozenset()
+    devices: tuple[int, ...] = ()
+    phases: Mapping[str, float] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        pageable = f", {size(self.pageable_bytes)} of it pageable" if self.pageable_bytes else ""
+        return (
+            f"slept {_names(self.tags)}: freed {size(self.freed_bytes)}, "
+            f"offloaded {size(self.offloaded_bytes)} (copied {size(self.copied_bytes)}, "
+            f"skipped {size(self.skipped_bytes)}), discarded {size(self.discarded_bytes)}, "
+            f"host {size(self.host_bytes)}{pageable}, in {self.seconds:.3f} s"
+        )
+
+
+@dataclass(frozen=True)
+class WakeReport:
+    """What one wake did.
+
+    Attributes:
+        mapped_bytes: device memory taken from the driver, by whole segments.
+        restored_bytes: bytes that came back from backups.
+        seconds: wall time of the call.
+        tags: tags of which something woke in this call.
+        undefined: of those, tags with contents that were discarded (also when filled).
+        devices: ordinals of the devices concerned.
+        phases: seconds by phase.
+    """
+
+    mapped_bytes: int = 0
+    restored_bytes: int = 0
+    seconds: float = 0.0
+    tags: frozenset[str] = frozenset()
+    undefined: frozenset[str] = frozenset()
+    devices: tuple[int, ...] = ()
+    phases: Mapping[str, float] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        undefined = f", contents undefined: {_names(self.undefined)}" if self.undefined else ""
+        return (
+            f"woke {_names(self.tags)}: mapped {size(self.mapped_bytes)}, "
+            f"restored {size(self.restored_bytes)}{undefined}, in {self.seconds:.3f} s"
+        )
