@@ -1,7 +1,13 @@
 // How much memory can the host still give?
+//
+// Read with the C library: numeric extraction of iostreams depends on which of
+// several C++ runtimes in a Python process its locale objects come from.
 #include <algorithm>
-#include <fstream>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
 #include <limits>
+#include <memory>
 #include <string>
 
 #include "core/host_piece.h"
@@ -11,37 +17,48 @@ namespace {
 
 constexpr std::size_t kUnknown = std::numeric_limits<std::size_t>::max();
 
-// The number after `key` in a file of "key value" lines, or kUnknown.
-std::size_t keyed(const char* path, const std::string& key) {
-  std::ifstream file(path);
-  std::string word;
-  std::size_t value = 0;
-  while (file >> word)
-    if (word == key && file >> value) return value;
+struct Close {
+  void operator()(std::FILE* file) const noexcept { std::fclose(file); }
+};
+
+// The number that follows `key` at the start of a line; an empty key means the
+// first line. kUnknown where there is no such file, line or number ("max").
+std::size_t number_in(const std::string& path, const char* key) {
+  std::unique_ptr<std::FILE, Close> file(std::fopen(path.c_str(), "re"));
+  char line[256];
+  const std::size_t length = std::strlen(key);
+  while (file && std::fgets(line, sizeof(line), file.get()) != nullptr) {
+    if (std::strncmp(line, key, length) != 0) continue;
+    char* end = nullptr;
+    const unsigned long long value = std::strtoull(line + length, &end, 10);
+    return end == line + length ? kUnknown : value;
+  }
   return kUnknown;
 }
 
-std::size_t single(const char* path) {
-  std::ifstream file(path);
-  std::size_t value = 0;
-  return file >> value ? value : kUnknown;
-}
-
-// What the control group of this process still allows; page cache that is not
-// in use counts as free, as the kernel reclaims it first.
-std::size_t group_allows() {
-  const std::size_t limit = single("/sys/fs/cgroup/memory.max");
-  const std::size_t used = single("/sys/fs/cgroup/memory.current");
+// What one control group still allows. Page cache that is not in use counts as
+// free, as the kernel reclaims it first.
+std::size_t left_in(std::size_t limit, std::size_t used, std::size_t cache) noexcept {
   if (limit == kUnknown || used == kUnknown) return kUnknown;
-  const std::size_t cache = keyed("/sys/fs/cgroup/memory.stat", "inactive_file");
   const std::size_t held = cache == kUnknown ? used : used - std::min(used, cache);
   return limit - std::min(limit, held);
 }
 
+// The limit of this process's container: version 2 of control groups, or 1.
+std::size_t group_allows() {
+  const std::string v2 = "/sys/fs/cgroup/";
+  const std::string v1 = "/sys/fs/cgroup/memory/";
+  return std::min(left_in(number_in(v2 + "memory.max", ""), number_in(v2 + "memory.current", ""),
+                          number_in(v2 + "memory.stat", "inactive_file ")),
+                  left_in(number_in(v1 + "memory.limit_in_bytes", ""),
+                          number_in(v1 + "memory.usage_in_bytes", ""),
+                          number_in(v1 + "memory.stat", "total_inactive_file ")));
+}
+
 }  // namespace
 
-std::size_t available_host_bytes() noexcept {
-  const std::size_t kib = keyed("/proc/meminfo", "MemAvailable:");
+std::size_t available_host_bytes() {
+  const std::size_t kib = number_in("/proc/meminfo", "MemAvailable:");
   const std::size_t system = kib == kUnknown ? kUnknown : kib * 1024;
   return std::min(system, group_allows());
 }

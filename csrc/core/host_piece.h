@@ -13,7 +13,7 @@ namespace cumem {
 
 // What the host could still give now without reclaiming from others: the
 // kernel's estimate, or less where a control group allows less.
-std::size_t available_host_bytes() noexcept;
+std::size_t available_host_bytes();
 
 class HostPiece {
  public:
