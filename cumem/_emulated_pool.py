@@ -9,8 +9,8 @@ Making a Python object may start the garbage collector. It ends tensors of ours,
 finalizers of other people's objects, which may make tensors. A death only joins `deaths`, and its
 block is free from the next call into a pool on. The lock is re-entrant; a call from inside another
 one of the same thread keeps away from what the outer one works on: an allocation gets a segment of
-its own, and nothing is given back. The plugin's malloc and free, which never call Python, are called
-under the lock: it is above theirs.
+its own, and nothing is given back. The plugin's malloc and free are called under the lock, so it is
+above theirs.
 """
 
 from __future__ import annotations
@@ -32,7 +32,6 @@ from cumem._emulated_tensors import Death, deaths, placing_into
 _MIB = 1 << 20
 _BLOCK_ROUNDING = 512
 _SMALL_BLOCK_LIMIT = _MIB
-_STREAM = 0
 
 
 class PluginFunctions(NamedTuple):
@@ -66,10 +65,7 @@ class _Segment:
     """What one call of malloc returned, cut into blocks in order of address."""
 
     def __init__(self, pool: EmulatedMemPool, address: int, size: int, *, small: bool) -> None:
-        self.pool = pool
-        self.address = address
-        self.size = size
-        self.small = small
+        self.pool, self.address, self.size, self.small = pool, address, size, small
         self.blocks = [Block(self, address, size)]
 
     def info(self) -> dict[str, Any]:
@@ -81,8 +77,7 @@ class _Segment:
             "total_size": self.size,
             "allocated_size": live_bytes,
             "active_size": live_bytes,
-            "requested_size": sum(block["requested_size"] for block in blocks),
-            "stream": _STREAM,
+            "stream": 0,
             "segment_type": "small" if self.small else "large",
             "segment_pool_id": self.pool.id,
             "blocks": blocks,
@@ -134,9 +129,9 @@ _pool_numbers = itertools.count(1)
 class EmulatedMemPool:
     """Models `torch.cuda.MemPool` over a pluggable allocator.
 
-    Segments go back to `functions.free` when the pool is retired, or at the first `empty_cache()`
-    after that which finds them wholly free; never before, also if the pool is forgotten. Live
-    blocks outlive the pool; a retired one cannot be used. Safe to use from several threads.
+    Segments go back when the pool is retired, or at the first `empty_cache()` after that which
+    finds them wholly free; never before. A retired pool cannot be used; its live blocks can. Safe
+    to use from several threads.
     """
 
     def __init__(self, functions: PluginFunctions, device: int) -> None:
@@ -144,8 +139,7 @@ class EmulatedMemPool:
         self.device = device
         self._functions = functions
         self._segments: dict[int, _Segment] = {}
-        # For small blocks (True) and large ones, (size, address, block) in order: the first that is
-        # large enough fits best.
+        # Small ones under True. In order, so that the first that is large enough fits best.
         self._free: dict[bool, list[tuple[int, int, Block]]] = {True: [], False: []}
         self._open = False
         self._gone = ""  # why the pool cannot be used any more
@@ -154,15 +148,14 @@ class EmulatedMemPool:
     def allocate(self, size: int) -> Block:
         """Return a live block of `size` > 0 bytes, with arbitrary contents; a `Death` ends it.
 
-        Raises:
-            torch.OutOfMemoryError: malloc had no memory. Segments of retired pools are given back
-                and malloc is asked again only where no scope is open on the device, as in torch.
+        Where malloc has no memory, segments of retired pools are given back and it is asked again,
+        unless a scope is open on the device; then comes `torch.OutOfMemoryError`. As in torch.
         """
-        self._check_usable()
         if size <= 0:
             raise ValueError(f"a block has at least one byte, not {size}")
-        rounded = _round_up(size, _BLOCK_ROUNDING)
+        rounded = -(-size // _BLOCK_ROUNDING) * _BLOCK_ROUNDING
         with _shared.change() as exclusive:
+            self._check_usable()
             block = self._take_free(rounded) if exclusive else None
             if block is None:
                 block = self._add_segment(rounded, may_release=exclusive).blocks[0]
@@ -171,7 +164,7 @@ class EmulatedMemPool:
                 self._split(block, rounded)
         return block
 
-    def snapshot(self, include_traces: bool = True) -> list[dict[str, Any]]:
+    def snapshot(self, include_traces: bool = True) -> list[dict[str, Any]]:  # noqa: FBT001, FBT002
         """Return the pool's segments and their blocks, in torch's form; there are no traces."""
         self._check_usable()
         with _shared.change():
@@ -185,17 +178,13 @@ class EmulatedMemPool:
     def retire(self) -> None:
         """Do what deleting a `MemPool` does: give back its wholly free segments.
 
-        Raises:
-            RuntimeError: a scope is open on the device, where torch fails an internal assertion.
-                Nothing has changed.
+        While a scope is open on the device it changes nothing and raises a RuntimeError.
         """
-        self._check_usable()
         with _shared.change() as exclusive:
+            self._check_usable()
             if _shared.open_scopes[self.device]:
-                raise RuntimeError(
-                    f"pool {self.id} cannot be retired while a scope is open on emulated device "
-                    f"{self.device}: torch asserts that none is (captures_underway.empty())"
-                )
+                # torch fails an assertion in a destructor, which ends the process.
+                raise RuntimeError(f"pool {self.id}: a scope is open on device {self.device}")
             self._gone = "was retired"
             if exclusive:
                 self._release_free_segments()
@@ -211,14 +200,14 @@ class EmulatedMemPool:
 
     def _add_segment(self, block_size: int, *, may_release: bool) -> _Segment:
         size = _segment_size(block_size)
-        address = self._functions.malloc(size, self.device, _STREAM)
+        address = self._functions.malloc(size, self.device, 0)
         if not address and may_release and not _shared.open_scopes[self.device]:
             _shared.release_retired()
-            address = self._functions.malloc(size, self.device, _STREAM)
+            address = self._functions.malloc(size, self.device, 0)
         if not address:
             raise torch.OutOfMemoryError(
-                f"emulated device {self.device} is out of memory: a tensor of {block_size} bytes "
-                f"needs a segment of {size // _MIB} MiB, which malloc did not give"
+                f"emulated device {self.device} is out of memory: {block_size} bytes were asked "
+                f"for, and malloc did not give the segment of {size // _MIB} MiB that they need"
             )
         segment = _Segment(self, address, size, small=block_size <= _SMALL_BLOCK_LIMIT)
         self._segments[address] = segment
@@ -259,7 +248,7 @@ class EmulatedMemPool:
             if first.size == segment.size and not first.requested:
                 self._unlist(first)
                 del self._segments[segment.address]
-                self._functions.free(segment.address, segment.size, self.device, _STREAM)
+                self._functions.free(segment.address, segment.size, self.device, 0)
         if not self._segments:
             _shared.pools.remove(self)
 
@@ -271,13 +260,11 @@ class EmulatedMemPool:
 def use_emulated_pool(pool: EmulatedMemPool) -> Iterator[None]:
     """Send this thread's fresh cpu tensors to `pool`; the innermost scope wins.
 
-    Scopes may be left in any order, and on another thread.
-
-    Raises:
-        RuntimeError: a scope of this pool is open already, on whatever thread.
+    Scopes may be left in any order, and on another thread. A pool with an open scope is refused
+    with a RuntimeError.
     """
-    pool._check_usable()
     with _shared.change():
+        pool._check_usable()
         if pool._open:
             raise RuntimeError(f"beginAllocateToPool: already recording to pool {pool.id}")
         pool._open = True
@@ -304,11 +291,9 @@ def memory_snapshot() -> list[dict[str, Any]]:
         return [info for pool in list(_shared.pools) for info in pool._describe()]
 
 
-def _round_up(size: int, multiple: int) -> int:
-    return -(-size // multiple) * multiple
-
-
 def _segment_size(block_size: int) -> int:
     if block_size <= _SMALL_BLOCK_LIMIT:
         return 2 * _MIB
-    return 20 * _MIB if block_size < 10 * _MIB else _round_up(block_size, 2 * _MIB)
+    if block_size < 10 * _MIB:
+        return 20 * _MIB
+    return -(-block_size // (2 * _MIB)) * 2 * _MIB

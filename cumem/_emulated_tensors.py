@@ -7,19 +7,14 @@ caller sees the tensor. The block goes back when the last view of that storage h
 Placed: the results of ops, factory functions, `torch.tensor(...)`, parameters and buffers of
 modules built in the scope, deep copies of parameters, tensors that grow from zero bytes (`out=`,
 `resize_`), and what a tensor subclass makes inside.
-
-Not placed, because it is host memory on a real device too, or because no op makes it:
-`from_numpy`, `frombuffer`, DLPack, file maps; `torch.load`, `pickle`, deep copies of plain tensors
-and buffers (they fill a storage outside of any op; `.clone()` places); sparse, quantized and nested
-tensors; other threads; and what `backward` computes, since a real device computes it on a thread
-of autograd's own.
-
+Not placed: memory that torch does not own (`from_numpy`, `frombuffer`, DLPack, file maps);
+`torch.load`, `pickle`, and deep copies of plain tensors and buffers, which no op fills (`.clone()`
+places them); sparse, quantized and nested tensors; what other threads make, and what `backward`
+computes, since a real device computes it on a thread of autograd's own.
 A placed tensor cannot grow: its storage is not resizable.
 """
 
 # mypy: disable-error-code="no-untyped-call"
-# torch's mode class is not typed.
-
 from __future__ import annotations
 
 import ctypes
@@ -28,18 +23,15 @@ import os
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
 
 import torch
-from torch.utils._python_dispatch import (
-    TorchDispatchMode,
-    _get_current_dispatch_mode,
-    _get_current_dispatch_mode_stack,
-)
+from torch.utils import _python_dispatch
 
-_WRITABLE = 0x200  # PyBUF_WRITE
+_Op = Callable[..., Any]
+_Shape = tuple[Any, ...]  # storage offset, size, stride
 
 # A memoryview is the buffer object: it can be watched by a weak reference, it costs no new type
 # per size as a ctypes array would, and making it does not touch the memory.
@@ -69,7 +61,7 @@ class BlockSource(Protocol):
     """What a scope places tensors into."""
 
     def allocate(self, size: int) -> Block:
-        """Return a block of at least `size` bytes (`size` > 0) or raise `OutOfMemoryError`."""
+        """Return a block of at least `size` > 0 bytes, or raise."""
 
 
 class Death(weakref.ref[Any]):
@@ -95,10 +87,11 @@ class _Scope:
 
     def __init__(self, source: BlockSource) -> None:
         self.source = source
+        self.backward = torch._C._current_graph_task_id()
         self.entered_within_op = False
 
 
-class _Placement(TorchDispatchMode):
+class _Placement(_python_dispatch.TorchDispatchMode):
     """The mode of one thread, with the scopes open on it, innermost last.
 
     There is one for all scopes of a thread, because of several modes the outermost would see a
@@ -113,7 +106,7 @@ class _Placement(TorchDispatchMode):
         self.scopes: list[_Scope] = []
 
     def open(self, scope: _Scope) -> None:
-        if not any(mode is self for mode in _get_current_dispatch_mode_stack()):
+        if not any(mode is self for mode in _python_dispatch._get_current_dispatch_mode_stack()):
             # torch takes a mode off its stack while the mode handles an op; the op may be Python
             # code that opens a scope.
             scope.entered_within_op = bool(self.scopes)
@@ -121,20 +114,15 @@ class _Placement(TorchDispatchMode):
         self.scopes.append(scope)
 
     def close(self, scope: _Scope) -> None:
-        """Forget `scope`, in whatever order and on whatever thread; a repeat does nothing."""
-        if scope not in self.scopes:
-            return
-        self.scopes.remove(scope)
+        """Forget `scope`, in whatever order and on whatever thread."""
+        if scope in self.scopes:  # not in a forked child
+            self.scopes.remove(scope)
         unused = scope.entered_within_op or not self.scopes
-        if unused and _of_this_thread() is self and _get_current_dispatch_mode() is self:
+        if unused and _python_dispatch._get_current_dispatch_mode() is self:
             self.__exit__(None, None, None)
 
     def __torch_dispatch__(
-        self,
-        func: Callable[..., Any],
-        types: Iterable[type],
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
+        self, func: _Op, types: Iterable[type], args: Any = (), kwargs: Any = None
     ) -> Any:
         if any(map(_unwraps, types)):
             return NotImplemented  # the ops that the subclass calls inside come here again
@@ -145,15 +133,12 @@ class _Placement(TorchDispatchMode):
         return _call_and_place(func, args, kwargs, source)
 
     def _source(self) -> BlockSource | None:
-        # torch hands the mode on to other threads with its thread-local state, and runs the
-        # backward pass of cpu tensors on this thread.
-        elsewhere = getattr(_local, "placement", None) is not self
-        if elsewhere or torch._C._current_graph_task_id() != -1:
+        # torch hands the mode on to other threads with its thread-local state. On a real device
+        # a backward pass has a thread of its own, with its own scopes.
+        if getattr(_local, "placement", None) is not self or not self.scopes:
             return None
-        try:
-            return self.scopes[-1].source
-        except IndexError:  # none, or another thread has just closed the last
-            return None
+        scope = self.scopes[-1]
+        return scope.source if scope.backward == torch._C._current_graph_task_id() else None
 
 
 _local = threading.local()
@@ -177,56 +162,39 @@ def placing_into(source: BlockSource) -> Iterator[None]:
         placement.close(scope)
 
 
-def _forget_scopes() -> None:
-    _of_this_thread().scopes.clear()
-
-
 # The child would hand out the same blocks as its parent, of memory that they share.
-os.register_at_fork(after_in_child=_forget_scopes)
+os.register_at_fork(after_in_child=lambda: _of_this_thread().scopes.clear())
 
 
 @functools.cache
 def _unwraps(kind: type) -> bool:
-    """True for a tensor subclass that handles ops itself; torch's tracing tensors only use modes."""
+    """True for a subclass that handles ops itself; torch's tracing tensors leave it to modes."""
     handler = getattr(kind, "__torch_dispatch__", None)
     traces = kind.__module__.startswith("torch._subclasses.")
     return handler is not torch._C._disabled_torch_dispatch_impl and not traces
 
 
 @functools.cache
-def _mutates(func: Callable[..., Any]) -> bool:
+def _mutates(func: _Op) -> bool:
     schema = getattr(func, "_schema", None)
     return schema is None or bool(schema.is_mutable)
 
 
-@functools.cache
-def _is_uninitialised(func: Callable[..., Any]) -> bool:
-    return getattr(func, "overloadpacket", None) in _UNINITIALISED
-
-
-def _call_and_place(
-    func: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-    source: BlockSource,
-) -> Any:
-    given: dict[int, int] | None = None
-    if func is torch.ops.aten.lift_fresh.default:
-        given = {}  # all that is seen of `torch.tensor([...])`: the fresh tensor is the argument
-    elif _mutates(func):
-        given = _storage_sizes((args, kwargs))
+def _call_and_place(func: _Op, args: Any, kwargs: Any, source: BlockSource) -> Any:
+    # `lift_fresh` is all that is seen of `torch.tensor([...])`: its argument is the fresh tensor.
+    inputs = () if func is torch.ops.aten.lift_fresh.default else (args, kwargs)
+    before = _storage_sizes(inputs) if _mutates(func) else None
     result = _call(func, args, kwargs)
     found = [(leaf, host) for leaf in _leaves(result) if (host := _host_storage(leaf)) is not None]
     if not found:
         return result
-    if given is None:
-        given = _storage_sizes((args, kwargs))
+    given = _storage_sizes(inputs) if before is None else before
     fresh = [(tensor, host) for tensor, host in found if not given.get(host._cdata)]
-    _move(fresh, source, copies=not _is_uninitialised(func) or _fills_uninitialised())
+    _move(fresh, source, copies=_has_contents(func))
     return result
 
 
-def _call(func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+def _call(func: _Op, args: Any, kwargs: Any) -> Any:
     shapes = _fixed_shapes((args, kwargs)) if _mutates(func) else []
     try:
         return func(*args, **kwargs)
@@ -234,26 +202,28 @@ def _call(func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, 
         if "not resizable" not in str(error):
             raise
         for tensor, shape in shapes:  # torch has enlarged the tensor without its storage
-            tensor.set_(tensor.untyped_storage(), *shape)
+            _set(tensor, tensor.untyped_storage(), shape)
         raise RuntimeError(
             f"{func}: a tensor cannot grow whose storage is emulated device memory, or borrowed "
             f"from elsewhere; make a new tensor of the size you need ({error})"
         ) from error
 
 
-def _fixed_shapes(args: Any) -> list[tuple[torch.Tensor, tuple[Any, ...]]]:
+def _fixed_shapes(args: Any) -> list[tuple[torch.Tensor, _Shape]]:
     return [
-        (leaf, (leaf.storage_offset(), leaf.size(), leaf.stride()))
+        (leaf, _shape(leaf))
         for leaf in _leaves(args)
         if isinstance(leaf, torch.Tensor)
-        and (storage := _storage_of(leaf)) is not None
-        and not storage.resizable()
+        and torch._C._has_storage(leaf)
+        and not leaf.untyped_storage().resizable()
     ]
 
 
-def _fills_uninitialised() -> bool:
-    fills = torch._C._get_deterministic_fill_uninitialized_memory()
-    return fills and torch.are_deterministic_algorithms_enabled()
+def _has_contents(func: _Op) -> bool:
+    if getattr(func, "overloadpacket", None) in _UNINITIALISED:
+        fills = torch._C._get_deterministic_fill_uninitialized_memory()
+        return fills and torch.are_deterministic_algorithms_enabled()
+    return True
 
 
 def _leaves(value: Any) -> Iterator[Any]:
@@ -278,8 +248,6 @@ def _storage_sizes(args: Any) -> dict[int, int]:
 def _storage_of(leaf: Any) -> torch.UntypedStorage | None:
     if isinstance(leaf, torch.Tensor):
         return leaf.untyped_storage() if torch._C._has_storage(leaf) else None
-    if isinstance(leaf, torch.TypedStorage):
-        return leaf._untyped_storage
     return leaf if isinstance(leaf, torch.UntypedStorage) else None
 
 
@@ -305,17 +273,27 @@ def _move(
     `pairs` holds the host storages, so that none of their identities is used again meanwhile.
     """
     moved: dict[int, torch.UntypedStorage] = {}
-    with torch._C.DisableTorchFunction():
-        for tensor, host in pairs:
-            if host._cdata not in moved:
-                moved[host._cdata] = _storage_over(source.allocate(host.nbytes()), host.nbytes())
-                if copies:
-                    ctypes.memmove(moved[host._cdata].data_ptr(), host.data_ptr(), host.nbytes())
-            offset, size, stride = tensor.storage_offset(), tensor.size(), tensor.stride()
-            tensor.set_(moved[host._cdata], offset, size, stride)
+    for tensor, host in pairs:
+        if host._cdata not in moved:
+            size = host.nbytes()
+            moved[host._cdata] = storage = _storage_over(source.allocate(size), size)
+            if copies:
+                ctypes.memmove(storage.data_ptr(), host.data_ptr(), size)
+        _set(tensor, moved[host._cdata], _shape(tensor))
 
 
 def _storage_over(block: Block, size: int) -> torch.UntypedStorage:
-    view = _view_memory(block.address, size, _WRITABLE)
+    view = _view_memory(block.address, size, 0x200)  # PyBUF_WRITE
     give(block, view)
-    return torch.frombuffer(view, dtype=torch.uint8).untyped_storage()
+    with torch._C.DisableTorchFunction():
+        return torch.frombuffer(view, dtype=torch.uint8).untyped_storage()
+
+
+def _shape(tensor: torch.Tensor) -> _Shape:
+    return tensor.storage_offset(), tensor.size(), tensor.stride()
+
+
+def _set(tensor: torch.Tensor, storage: torch.UntypedStorage, shape: _Shape) -> None:
+    # No other mode should see this, least of all one that records ops.
+    with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
+        tensor.set_(storage, *shape)

@@ -96,6 +96,20 @@ def driver_choice() -> str:
     return value
 
 
+def driver_is_chosen() -> bool:
+    """Does the environment say which driver to use?"""
+    return bool(os.environ.get("CUMEM_DRIVER"))
+
+
+def choose_emulator() -> None:
+    """Makes this process, and those it starts, use the emulated driver.
+
+    For the command line, before the first use of a driver; the library itself never
+    changes the choice.
+    """
+    os.environ["CUMEM_DRIVER"] = "emulated"
+
+
 def allocator_settings_in_environment() -> str:
     """The torch allocator settings that the process was started with.
 

@@ -75,10 +75,10 @@ Status take_host_memory(HostStore& host, std::vector<Leaving>& leaving) {
 Status copy_out(std::vector<Leaving>& leaving, Transfers& transfers) {
   for (Leaving& item : leaving) {
     if (!wants_copy(item)) continue;
-    const Device& device = item.segment->device();
+    Device& device = item.segment->device();
     ContextGuard context(device);
     if (!context.status().ok()) return context.status();
-    if (Status status = transfers.on(device).copy_out(item.backup); !status.ok()) return status;
+    if (Status status = transfers.on(device).copy(item.backup); !status.ok()) return status;
   }
   return transfers.wait();
 }
@@ -123,7 +123,7 @@ Status Allocator::sleep(const SleepRequest& request, SleepResult& result) {
   drain();
   Transition transition(*this);
   std::vector<Leaving> leaving;
-  Transfers transfers;  // after what it copies: it waits before the backups go
+  Transfers transfers(Device::Direction::to_host);  // after what it copies: it waits before the backups go
   Stopwatch watch(result.phases);
 
   Status status = select(request, transition, leaving);

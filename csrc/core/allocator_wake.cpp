@@ -38,12 +38,12 @@ Status restore(Segment& segment, const std::optional<unsigned char>& fill, Trans
     Status status = transfer.fill({segment.address(), segment.bytes()}, *fill);
     if (!status.ok()) return status;
   }
-  return segment.backup.ranges.empty() ? Status{} : transfer.copy_in(segment.backup);
+  return segment.backup.ranges.empty() ? Status{} : transfer.copy(segment.backup);
 }
 
 Status restore_all(const std::vector<Segment*>& waking, const WakeRequest& request,
                    WakeResult& result) {
-  Transfers transfers;
+  Transfers transfers(Device::Direction::to_device);
   for (Segment* segment : waking) {
     ContextGuard context(segment->device());
     if (!context.status().ok()) return context.status();

@@ -24,6 +24,12 @@ Status Device::open(const Driver& driver, int ordinal, std::unique_ptr<Device>& 
 
 Device::~Device() {
   if (context_ == nullptr) return;
+  for (CUstream stream : copies_) {
+    if (stream == nullptr) continue;
+    ContextGuard context(*this);
+    Status status = check(driver_.cuStreamDestroy(stream), "cuStreamDestroy", 0, ordinal_);
+    if (!status.ok()) driver_.refuse(status);
+  }
   Status status =
       check(driver_.cuDevicePrimaryCtxRelease(handle_), "cuDevicePrimaryCtxRelease", 0, ordinal_);
   if (!status.ok()) driver_.refuse(status);
@@ -151,6 +157,17 @@ bool Device::capturing() {
                      [this](CUstream stream) { return is_capturing(stream); });
 }
 
+Status Device::copy_stream(Direction direction, CUstream* out) {
+  std::lock_guard<std::mutex> lock(streams_mutex_);
+  CUstream& stream = copies_[static_cast<int>(direction)];
+  Status status;
+  if (stream == nullptr)
+    status = check(driver_.cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING), "cuStreamCreate", 0,
+                   ordinal_);
+  *out = stream;
+  return status;
+}
+
 Status Device::synchronize() const noexcept {
   ContextGuard context(*this);
   if (!context.status().ok()) return context.status();
@@ -162,11 +179,20 @@ ContextGuard::ContextGuard(const Device& device) noexcept
       status_(check(device.driver().cuCtxPushCurrent(device.context()), "cuCtxPushCurrent", 0,
                     device.ordinal())) {}
 
+// The caller must get its own state back, so a refusal is answered by asking once
+// more; only then is it booked.
+template <class Call>
+void insist(const Driver& driver, const Call& call) noexcept {
+  if (call().ok()) return;
+  if (Status status = call(); !status.ok()) driver.refuse(status);
+}
+
 ContextGuard::~ContextGuard() {
-  CUcontext popped = nullptr;
   if (!status_.ok()) return;
-  Status status = check(driver_.cuCtxPopCurrent(&popped), "cuCtxPopCurrent");
-  if (!status.ok()) driver_.refuse(status);
+  insist(driver_, [this] {
+    CUcontext popped = nullptr;
+    return check(driver_.cuCtxPopCurrent(&popped), "cuCtxPopCurrent");
+  });
 }
 
 RelaxedCapture::RelaxedCapture(const Driver& driver) noexcept : driver_(driver) {
@@ -174,7 +200,11 @@ RelaxedCapture::RelaxedCapture(const Driver& driver) noexcept : driver_(driver) 
 }
 
 RelaxedCapture::~RelaxedCapture() {
-  if (exchanged_) driver_.cuThreadExchangeStreamCaptureMode(&previous_);
+  if (!exchanged_) return;
+  insist(driver_, [this] {
+    return check(driver_.cuThreadExchangeStreamCaptureMode(&previous_),
+                 "cuThreadExchangeStreamCaptureMode");
+  });
 }
 
 }  // namespace cumem

@@ -61,6 +61,11 @@ class Device {
   // Harms no capture. A capture on a foreign non-blocking stream is not seen.
   bool capturing();
 
+  // A stream of cumem's own for copies in one direction, made at first use; it
+  // does not wait for the legacy stream. pre: the context is current.
+  enum class Direction { to_host, to_device };
+  Status copy_stream(Direction direction, CUstream* out);
+
   // Waits for all work on all streams. pre: no capture is under way.
   Status synchronize() const noexcept;
 
@@ -85,6 +90,7 @@ class Device {
   std::vector<CUmemAccessDesc> access_;
 
   std::mutex streams_mutex_;
+  CUstream copies_[2] = {nullptr, nullptr};
   std::vector<CUstream> watched_;
   std::vector<CUstream> captured_;  // were capturing when they last came by
 };

@@ -10,23 +10,22 @@ std::size_t total_bytes(const std::vector<Range>& ranges) noexcept {
   return bytes;
 }
 
-Transfer::~Transfer() {
-  if (stream_ == nullptr) return;
-  const Driver& driver = device_.driver();
-  Status status = check(driver.cuStreamDestroy(stream_), "cuStreamDestroy", 0, device_.ordinal());
-  if (!status.ok()) driver.refuse(status);
-}
-
 Status Transfer::open() {
-  if (stream_ != nullptr) return {};
-  return check(device_.driver().cuStreamCreate(&stream_, CU_STREAM_NON_BLOCKING), "cuStreamCreate",
-               0, device_.ordinal());
+  return stream_ != nullptr ? Status{} : device_.copy_stream(direction_, &stream_);
 }
 
-// Calls submit(device address, host address, bytes) for each piece that is
-// contiguous on both sides.
-template <class Submit>
-Status Transfer::walk(const Backup& backup, const Submit& submit) {
+Status Transfer::submit(CUdeviceptr device, std::byte* host, std::size_t bytes) {
+  const Driver& driver = device_.driver();
+  copied_bytes_ += bytes;
+  if (direction_ == Device::Direction::to_host)
+    return check(driver.cuMemcpyDtoHAsync(host, device, bytes, stream_), "cuMemcpyDtoHAsync", bytes,
+                 device_.ordinal());
+  return check(driver.cuMemcpyHtoDAsync(device, host, bytes, stream_), "cuMemcpyHtoDAsync", bytes,
+               device_.ordinal());
+}
+
+// Submits a copy for each piece that is contiguous on both sides.
+Status Transfer::copy(const Backup& backup) {
   if (Status status = open(); !status.ok()) return status;
   auto span = backup.host.spans().begin();
   std::size_t used = 0;  // of that span
@@ -41,24 +40,9 @@ Status Transfer::walk(const Backup& backup, const Submit& submit) {
       if (!status.ok()) return status;
       done += step;
       used += step;
-      copied_bytes_ += step;
     }
   }
   return {};
-}
-
-Status Transfer::copy_out(const Backup& backup) {
-  return walk(backup, [this](CUdeviceptr device, std::byte* host, std::size_t bytes) {
-    return check(device_.driver().cuMemcpyDtoHAsync(host, device, bytes, stream_),
-                 "cuMemcpyDtoHAsync", bytes, device_.ordinal());
-  });
-}
-
-Status Transfer::copy_in(const Backup& backup) {
-  return walk(backup, [this](CUdeviceptr device, std::byte* host, std::size_t bytes) {
-    return check(device_.driver().cuMemcpyHtoDAsync(device, host, bytes, stream_),
-                 "cuMemcpyHtoDAsync", bytes, device_.ordinal());
-  });
 }
 
 Status Transfer::fill(const Range& range, unsigned char value) {

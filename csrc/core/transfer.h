@@ -1,9 +1,9 @@
 // How do bytes move between a device and its backups?
 //
-// On a non-blocking stream of our own per device, in as few copies as the
-// ranges and the arena's spans allow. Everything is submitted first; wait()
-// ends the work. The caller has waited for the device before, so there is
-// nothing on other streams to order against.
+// On the device's copy stream for the direction, in as few copies as the ranges
+// and the arena's spans allow. Everything is submitted first; wait() ends the
+// work. The caller has waited for the device before, so there is nothing on
+// other streams to order against.
 #pragma once
 
 #include <cuda.h>
@@ -20,18 +20,16 @@ namespace cumem {
 
 class Transfer {
  public:
-  explicit Transfer(const Device& device) : device_(device) {}
-  ~Transfer();
+  Transfer(Device& device, Device::Direction direction) : device_(device), direction_(direction) {}
   Transfer(const Transfer&) = delete;
   Transfer& operator=(const Transfer&) = delete;
 
   // The calls below need the device's context to be current.
 
-  // Submits copies of all ranges of `backup` to its host block, or back.
+  // Submits copies between all ranges of `backup` and its host block.
   // pre: the host block has at least as many bytes as the ranges.
   // After a failure copies may still be running: wait() before the memory goes.
-  Status copy_out(const Backup& backup);
-  Status copy_in(const Backup& backup);
+  Status copy(const Backup& backup);
 
   // Submits a fill of a whole range with one byte value.
   Status fill(const Range& range, unsigned char value);
@@ -43,11 +41,11 @@ class Transfer {
 
  private:
   Status open();
-  template <class Submit>
-  Status walk(const Backup& backup, const Submit& submit);
+  Status submit(CUdeviceptr device, std::byte* host, std::size_t bytes);
 
-  const Device& device_;
-  CUstream stream_ = nullptr;
+  Device& device_;
+  const Device::Direction direction_;
+  CUstream stream_ = nullptr;  // the device's; set by the first submission
   std::size_t copied_bytes_ = 0;
 };
 

@@ -44,9 +44,9 @@ Status Transition::refuse_captures() const {
   return {};
 }
 
-Transfer& Transfers::on(const Device& device) {
+Transfer& Transfers::on(Device& device) {
   auto& slot = transfers_[&device];
-  if (!slot) slot = std::make_unique<Transfer>(device);
+  if (!slot) slot = std::make_unique<Transfer>(device, direction_);
   return *slot;
 }
 

@@ -50,13 +50,18 @@ class Transition {
 // be declared after everything that copies read or write.
 class Transfers {
  public:
-  ~Transfers() { wait(); }
-  Transfer& on(const Device& device);
+  explicit Transfers(Device::Direction direction) : direction_(direction) {}
+  ~Transfers() { (void)wait(); }
+  Transfers(const Transfers&) = delete;
+  Transfers& operator=(const Transfers&) = delete;
+
+  Transfer& on(Device& device);
   Status wait();
   std::size_t copied_bytes() const noexcept;
 
  private:
-  std::map<const Device*, std::unique_ptr<Transfer>> transfers_;
+  const Device::Direction direction_;
+  std::map<Device*, std::unique_ptr<Transfer>> transfers_;
 };
 
 // Adds the time since the last lap to a named phase.

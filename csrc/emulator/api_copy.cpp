@@ -52,8 +52,8 @@ CUresult queue(Session& session, CUstream handle, Work work, Return returns) {
   if (checked != CUDA_SUCCESS) return checked;
   const CUresult prepared = prepare_host(session, work, returns);
   if (prepared != CUDA_SUCCESS || stream->capture != nullptr) return prepared;
-  const CUresult submitted = submit(session.world, stream, std::move(work));
-  if (submitted != CUDA_SUCCESS || returns == Return::kWhenQueued) return submitted;
+  submit(stream, std::move(work));
+  if (returns == Return::kWhenQueued) return CUDA_SUCCESS;
   return wait_for(session.world, session.lock, {{stream, stream->submitted}}, stream->context);
 }
 

@@ -6,8 +6,8 @@ namespace cumem::emulator {
 namespace {
 
 template <class Body>
-CUresult about_event(const char* name, CUevent id, unsigned rules, Body body) noexcept {
-  return guarded({name, Subject::event(id), rules}, [&](Session& session) {
+CUresult about_event(const char* name, CUevent id, Body body) noexcept {
+  return guarded({name, Subject::event(id), kOnObject}, [&](Session& session) {
     const auto found = session.world.events.find(id);
     if (found == session.world.events.end()) return CUDA_ERROR_INVALID_HANDLE;
     const std::shared_ptr<Event> event = found->second;
@@ -15,21 +15,19 @@ CUresult about_event(const char* name, CUevent id, unsigned rules, Body body) no
   });
 }
 
-// Asking or waiting for an event that was recorded in a capture spoils the capture.
-CUresult pass_event(Event& event) {
-  if (event.inside == nullptr) return CUDA_SUCCESS;
+// Asking or waiting for an event that was recorded in a capture spoils the capture;
+// for any other event it is a potentially unsafe call.
+CUresult pass_event(const Session& session, const Event& event) {
+  if (event.inside == nullptr) return pass_unsafe_call(session.world, *session.machine);
   event.inside->spoilt = true;
   return CUDA_ERROR_CAPTURED_EVENT;
 }
 
-CUresult record(Session& session, Event& event, const std::shared_ptr<Stream>& stream) {
+CUresult record(Event& event, const std::shared_ptr<Stream>& stream) {
   if (&stream->context != &event.context) return CUDA_ERROR_INVALID_HANDLE;
   const CUresult passed = pass_submission(*stream);
   if (passed != CUDA_SUCCESS) return passed;
-  if (stream->capture == nullptr) {
-    const CUresult submitted = submit(session.world, stream, {});
-    if (submitted != CUDA_SUCCESS) return submitted;
-  }
+  if (stream->capture == nullptr) submit(stream, {});
   event.inside = stream->capture;
   event.point = {stream, stream->submitted};
   return CUDA_SUCCESS;
@@ -55,12 +53,13 @@ CUresult wait_in_capture(const Event& event, const std::shared_ptr<Stream>& stre
   return CUDA_SUCCESS;
 }
 
-CUresult wait(Session& session, const Event& event, const std::shared_ptr<Stream>& stream) {
+CUresult wait(const Event& event, const std::shared_ptr<Stream>& stream) {
   const CUresult passed = pass_submission(*stream);
   if (passed != CUDA_SUCCESS) return passed;
   if (event.inside != nullptr || stream->capture != nullptr) return wait_in_capture(event, stream);
   if (event.point.reached()) return CUDA_SUCCESS;
-  return submit(session.world, stream, {}, {event.point});
+  submit(stream, {}, {event.point});
+  return CUDA_SUCCESS;
 }
 
 }  // namespace
@@ -83,41 +82,40 @@ CUresult CUDAAPI cuEventCreate(CUevent* id, unsigned int flags) {
 }
 
 CUresult CUDAAPI cuEventDestroy(CUevent id) {
-  return about_event("cuEventDestroy", id, kOnObject, [](Session& session, Event& event) {
+  return about_event("cuEventDestroy", id, [](Session& session, Event& event) {
     session.world.events.erase(event.id);
     return CUDA_SUCCESS;
   });
 }
 
 CUresult CUDAAPI cuEventRecord(CUevent id, CUstream handle) {
-  return about_event("cuEventRecord", id, kOnObject, [&](Session& session, Event& event) {
+  return about_event("cuEventRecord", id, [&](Session& session, Event& event) {
     std::shared_ptr<Stream> stream;
     const CUresult found = find_stream(session.world, session.context, handle, &stream);
-    return found == CUDA_SUCCESS ? record(session, event, stream) : found;
+    return found == CUDA_SUCCESS ? record(event, stream) : found;
   });
 }
 
 CUresult CUDAAPI cuStreamWaitEvent(CUstream handle, CUevent id, unsigned int flags) {
-  return about_event("cuStreamWaitEvent", id, kOnObject, [&](Session& session, Event& event) {
+  return about_event("cuStreamWaitEvent", id, [&](Session& session, Event& event) {
     if (flags != CU_EVENT_WAIT_DEFAULT) return CUDA_ERROR_INVALID_VALUE;
     std::shared_ptr<Stream> stream;
     const CUresult found = find_stream(session.world, session.context, handle, &stream);
-    return found == CUDA_SUCCESS ? wait(session, event, stream) : found;
+    return found == CUDA_SUCCESS ? wait(event, stream) : found;
   });
 }
 
 CUresult CUDAAPI cuEventQuery(CUevent id) {
-  return about_event("cuEventQuery", id, kOnObject | kUnsafe, [](Session&, Event& event) {
-    const CUresult passed = pass_event(event);
+  return about_event("cuEventQuery", id, [](Session& session, Event& event) {
+    const CUresult passed = pass_event(session, event);
     if (passed != CUDA_SUCCESS) return passed;
     return event.point.reached() ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
   });
 }
 
 CUresult CUDAAPI cuEventSynchronize(CUevent id) {
-  const unsigned rules = kOnObject | kUnsafe;
-  return about_event("cuEventSynchronize", id, rules, [](Session& session, Event& event) {
-    const CUresult passed = pass_event(event);
+  return about_event("cuEventSynchronize", id, [](Session& session, Event& event) {
+    const CUresult passed = pass_event(session, event);
     if (passed != CUDA_SUCCESS) return passed;
     return wait_for(session.world, session.lock, {event.point}, event.context);
   });

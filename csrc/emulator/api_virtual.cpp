@@ -45,11 +45,14 @@ CUresult check_prop(World& world, const CUmemAllocationProp* prop) {
   return supports(machine, *prop) ? CUDA_SUCCESS : CUDA_ERROR_NOT_SUPPORTED;
 }
 
-CUresult check_accesses(World& world, const CUmemAccessDesc* wanted, std::size_t count) {
+// Access can be given to devices of the memory's machine.
+CUresult check_accesses(const Session& session, const CUmemAccessDesc* wanted, std::size_t count) {
   if (wanted == nullptr || count == 0) return CUDA_ERROR_INVALID_VALUE;
   for (std::size_t i = 0; i < count; ++i) {
-    const CUresult located = check_location(world, wanted[i].location);
+    const CUresult located = check_location(session.world, wanted[i].location);
     if (located != CUDA_SUCCESS) return located;
+    const Device& device = *session.world.device(wanted[i].location.id);
+    if (&device.machine != session.machine) return CUDA_ERROR_INVALID_DEVICE;
     const CUmemAccess_flags flags = wanted[i].flags;
     if (flags != CU_MEM_ACCESS_FLAGS_PROT_NONE && flags != CU_MEM_ACCESS_FLAGS_PROT_READ &&
         flags != CU_MEM_ACCESS_FLAGS_PROT_READWRITE) {
@@ -191,7 +194,7 @@ CUresult CUDAAPI cuMemSetAccess(CUdeviceptr pointer, size_t bytes, const CUmemAc
                                 size_t count) {
   return guarded({"cuMemSetAccess", Subject::address(pointer), kMemory}, [&](Session& session) {
     const Range range{pointer, bytes};
-    const CUresult checked = check_accesses(session.world, wanted, count);
+    const CUresult checked = check_accesses(session, wanted, count);
     if (checked != CUDA_SUCCESS) return checked;
     session.world.wait_until_still(session.lock, range);
     if (!is_virtual(session.world, range)) return CUDA_ERROR_INVALID_VALUE;

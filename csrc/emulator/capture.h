@@ -6,7 +6,8 @@
 // stream captures) spoils the capture. So does a potentially unsafe call by a
 // thread whose mode forbids it: any capture of its own that was not begun RELAXED
 // unless its mode is RELAXED, and another thread's that was begun GLOBAL if its
-// mode is GLOBAL. A spoilt capture goes on to its end, which then fails.
+// mode is GLOBAL. A spoilt capture goes on to its end, which then fails. Not
+// modelled: a stream that joined a capture and was never joined back.
 #pragma once
 
 #include <memory>

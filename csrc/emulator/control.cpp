@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "emulator/call.h"
+#include "emulator/error_names.h"
 #include "emulator/ledger.h"
 
 namespace cumem::emulator {
@@ -37,6 +38,13 @@ int with_device(int machine, int ordinal, Body body) noexcept {
   });
 }
 
+// The same for functions that answer with a CUresult.
+template <class Body>
+int answered(Body body) noexcept {
+  if (is_forked_child()) return CUDA_ERROR_NOT_INITIALIZED;
+  return controlled<int>(CUDA_ERROR_OUT_OF_MEMORY, body);
+}
+
 // The context whose legacy stream a null stream means.
 Context& meant_context(const Machine& machine) {
   Context* const current = this_thread().context();
@@ -52,11 +60,12 @@ CUresult enqueue(World& world, Machine& machine, void* handle, Work work) {
   if (stream->context.dead()) return stream->context.death;
   const CUresult passed = pass_submission(*stream);
   if (passed != CUDA_SUCCESS || stream->capture != nullptr) return passed;
-  return submit(world, stream, std::move(work));
+  submit(stream, std::move(work));
+  return CUDA_SUCCESS;
 }
 
 int enqueue_on(int index, void* stream, Work work) noexcept {
-  return controlled<int>(CUDA_ERROR_UNKNOWN, [&](World& world) {
+  return answered([&](World& world) {
     Machine* const machine = world.machine(index);
     if (machine == nullptr) return CUDA_ERROR_INVALID_VALUE;
     return enqueue(world, *machine, stream, std::move(work));
@@ -73,7 +82,7 @@ Work work_of(Work::Kind kind, std::uint64_t device, std::uint64_t bytes, std::ui
 
 template <class Body>
 int with_stream(void* handle, Body body) noexcept {
-  return controlled<int>(CUDA_ERROR_UNKNOWN, [&](World& world) {
+  return answered([&](World& world) {
     const auto found = world.streams.find(static_cast<CUstream>(handle));
     return found == world.streams.end() ? CUDA_ERROR_INVALID_HANDLE : body(world, found->second);
   });
@@ -131,7 +140,7 @@ int cumem_emulator_set_host_refusal(int machine, int refuse) {
 }
 
 int cumem_emulator_fail(int machine, const char* call, long nth, int code) {
-  if (call == nullptr || !is_call(call) || nth < 1) return -1;
+  if (call == nullptr || !is_call(call) || nth < 1 || error_name(code) == nullptr) return -1;
   return with_machine(machine, [&](World&, Machine& found) {
     found.faults.add(call, nth, static_cast<CUresult>(code));
     return 0;
@@ -154,6 +163,7 @@ long cumem_emulator_call_count(int machine, const char* call) {
 }
 
 int cumem_emulator_poison(int machine, int ordinal, int code) {
+  if (error_name(code) == nullptr) return -1;
   return with_device(machine, ordinal, [&](World& world, Device& device) {
     world.kill(device.context, static_cast<CUresult>(code));
     return 0;

@@ -80,7 +80,7 @@ CUMEM_EMULATOR_API int cumem_emulator_set_host_refusal(int machine, int refuse);
 
 // The nth (>= 1) call of `call` from now on returns the CUresult `code` and does
 // nothing. `call` is unversioned ("cuMemCreate"). Rules add up, each fires once.
-// Also -1 for an unknown call or nth < 1.
+// Also -1 for an unknown call or code, or nth < 1.
 CUMEM_EMULATOR_API int cumem_emulator_fail(int machine, const char* call, long nth, int code);
 
 // Drops all rules that have not fired.
@@ -93,7 +93,7 @@ CUMEM_EMULATOR_API long cumem_emulator_call_count(int machine, const char* call)
 // the device's memory returns `code` (say 700, CUDA_ERROR_ILLEGAL_ADDRESS), and
 // work in flight is dropped. What still answers: cuInit, versions and names,
 // device queries, and the calls that retain, release, push, pop or ask for a
-// context. code 0 revives it.
+// context. code 0 revives it. Also -1 for an unknown code.
 CUMEM_EMULATOR_API int cumem_emulator_poison(int machine, int ordinal, int code);
 
 // --- what is alive ----------------------------------------------------------

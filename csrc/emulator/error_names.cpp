@@ -1,17 +1,17 @@
 // What are the driver's errors called?
 
+#include "emulator/error_names.h"
+
 #include "emulator/call.h"
 
 namespace cumem::emulator {
-namespace {
 
 #define NAME(code) \
   case code:       \
     return #code;
 
-// Null for a code that the driver does not have.
-const char* error_name(CUresult error) {
-  switch (static_cast<int>(error)) {
+const char* error_name(int code) {
+  switch (code) {
     // clang-format off
       NAME(CUDA_SUCCESS)
       NAME(CUDA_ERROR_INVALID_VALUE)
@@ -120,7 +120,6 @@ const char* error_name(CUresult error) {
 
 #undef NAME
 
-}  // namespace
 }  // namespace cumem::emulator
 
 using namespace cumem::emulator;

@@ -35,8 +35,7 @@ void drop_reached(std::vector<Point>& points) {
 
 bool Point::reached() const { return stream == nullptr || stream->completed >= tasks; }
 
-CUresult submit(World&, const std::shared_ptr<Stream>& stream, Work work,
-                std::vector<Point> after) {
+void submit(const std::shared_ptr<Stream>& stream, Work work, std::vector<Point> after) {
   add_implicit(*stream, after);
   drop_reached(after);
   const std::chrono::microseconds latency(stream->context.device.machine.latency_us);
@@ -44,7 +43,6 @@ CUresult submit(World&, const std::shared_ptr<Stream>& stream, Work work,
   if (!stream->has_worker) start_worker(stream);
   stream->queue.push_back(std::move(task));
   ++stream->submitted;
-  return CUDA_SUCCESS;
 }
 
 std::vector<Point> everything_on(const std::shared_ptr<Stream>& stream) {

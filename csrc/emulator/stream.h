@@ -80,9 +80,9 @@ struct Event {
 
 using Lock = std::unique_lock<std::mutex>;  // holds World::mutex
 
-// Queues work. pre: the stream is not capturing. On failure nothing is queued.
-CUresult submit(World& world, const std::shared_ptr<Stream>& stream, Work work,
-                std::vector<Point> after = {});
+// Queues work. pre: the stream is not capturing. Throws std::system_error or
+// std::bad_alloc when it cannot; nothing is queued then.
+void submit(const std::shared_ptr<Stream>& stream, Work work, std::vector<Point> after = {});
 
 // The point that work given to the stream up to now must reach; for the legacy
 // stream that includes the blocking streams, hence several.

@@ -18,12 +18,14 @@ namespace {
 
 constexpr std::size_t kPiece = std::size_t{1} << 20;
 
-// New threads inherit the mask: the process's signals go to its own threads.
+// New threads inherit the mask: the process's signals go to its own threads. Faults
+// stay with the thread that makes them.
 class SignalsBlocked {
  public:
   SignalsBlocked() {
     sigset_t all;
     sigfillset(&all);
+    for (const int fault : {SIGSEGV, SIGBUS, SIGILL, SIGFPE}) sigdelset(&all, fault);
     pthread_sigmask(SIG_SETMASK, &all, &before_);
   }
   ~SignalsBlocked() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }

@@ -1,11 +1,13 @@
 #include "emulator/world.h"
 
+#include <dlfcn.h>
 #include <pthread.h>
 
 #include <algorithm>
 #include <atomic>
 #include <cstdlib>
 #include <iterator>
+#include <system_error>
 
 #include "emulator/allocate.h"
 
@@ -17,6 +19,23 @@ std::atomic<bool> g_forked_child{false};
 constexpr std::uint64_t kUsualCapacity = std::uint64_t{4} << 30;
 constexpr std::uint64_t kFirstNumber = std::uint64_t{0xC0DE} << 32;
 constexpr std::uint64_t kNumberStep = 16;
+
+// Not thread_local: in a library that is loaded late, that memory is handed from
+// thread to thread in a way that the thread sanitizer takes for a race.
+pthread_key_t make_thread_key() {
+  pthread_key_t key;
+  const int error =
+      pthread_key_create(&key, [](void* state) { delete static_cast<ThreadState*>(state); });
+  if (error != 0) throw std::system_error(error, std::generic_category());
+  return key;
+}
+
+// See Note [Staying loaded].
+void stay_loaded() {
+  Dl_info self;
+  if (dladdr(reinterpret_cast<void*>(&is_forked_child), &self) == 0) return;
+  dlopen(self.dli_fname, RTLD_NOW | RTLD_NOLOAD | RTLD_NODELETE);
+}
 
 // A whole positive number from the environment, or the fallback.
 std::uint64_t from_environment(const char* name, std::uint64_t fallback) {
@@ -32,8 +51,15 @@ std::uint64_t from_environment(const char* name, std::uint64_t fallback) {
 bool is_forked_child() { return g_forked_child.load(std::memory_order_relaxed); }
 
 ThreadState& this_thread() {
-  thread_local ThreadState state;
-  return state;
+  static const pthread_key_t key = make_thread_key();
+  auto* state = static_cast<ThreadState*>(pthread_getspecific(key));
+  if (state == nullptr) {
+    auto made = std::make_unique<ThreadState>();
+    const int error = pthread_setspecific(key, made.get());
+    if (error != 0) throw std::system_error(error, std::generic_category());
+    state = made.release();
+  }
+  return *state;
 }
 
 World& World::instance() {
@@ -42,6 +68,7 @@ World& World::instance() {
 }
 
 World::World() : last_number_(kFirstNumber) {
+  stay_loaded();
   pthread_atfork(nullptr, nullptr, [] { g_forked_child.store(true, std::memory_order_relaxed); });
   const std::uint64_t capacity = from_environment("CUMEM_EMULATED_CAPACITY", kUsualCapacity);
   const std::uint64_t devices = from_environment("CUMEM_EMULATED_DEVICES", 1);

@@ -3,8 +3,8 @@
 // One object holds every table, guarded by one mutex. It is made at the first
 // call and never destroyed: threads may run until the very end of the process.
 //
-// Note [Staying loaded]: worker threads, thread-local state and a fork handler
-// point into this library. Link it with -z nodelete; it must not be unloaded.
+// Note [Staying loaded]: worker threads, per-thread state and a fork handler point
+// into this library, so it keeps itself loaded: dlclose only drops a reference.
 //
 // Handles are numbers that are never used twice, given out as pointers: a stale or
 // foreign one is always recognised.
@@ -88,6 +88,7 @@ struct ThreadState {
 
   Context* context() const { return stack.empty() ? nullptr : stack.back(); }
 };
+// Throws when there is no memory for it.
 ThreadState& this_thread();
 
 // `stream` as a call gives it: null or CU_STREAM_LEGACY is the legacy stream of

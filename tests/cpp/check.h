@@ -92,8 +92,8 @@ void expect_equal(const Left& left, const Right& right, const char* file, int li
 
 }  // namespace check
 
-#define TEST(name)                                              \
-  static void name();                                           \
+#define TEST(name)                                                   \
+  static void name();                                                \
   static const check::Registration name##_registration(#name, name); \
   static void name()
 
@@ -102,13 +102,13 @@ void expect_equal(const Left& left, const Right& right, const char* file, int li
 #define CHECK_EQ(left, right) \
   check::expect_equal((left), (right), __FILE__, __LINE__, #left " == " #right)
 
-#define REQUIRE(expression)                      \
-  do {                                           \
+#define REQUIRE(expression)                       \
+  do {                                            \
     if (!CHECK(expression)) throw check::Ended{}; \
   } while (false)
 
-#define SKIP(reason)                               \
-  do {                                             \
-    check::Registry::instance().skip(reason);      \
-    throw check::Ended{};                          \
+#define SKIP(reason)                          \
+  do {                                        \
+    check::Registry::instance().skip(reason); \
+    throw check::Ended{};                     \
   } while (false)

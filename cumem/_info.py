@@ -1,0 +1,173 @@
+"""What does this machine support, and why not?
+
+``python -m cumem info``: one screen.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import resource
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+import cumem
+from cumem import _C, _torch
+from cumem._runtime import Runtime
+from cumem._text import size
+from cumem.errors import CumemError
+
+_PROBE_TAG = "info"
+_PROBE_BYTES = 2 << 20
+_KERNEL_MODULE = Path("/proc/driver/nvidia/version")
+_LIBRARIES = Path("/proc/self/maps")
+_HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+_NODES = Path("/sys/devices/system/node")
+
+
+def lines(runtime: Runtime, why: str) -> Iterator[str]:
+    """The screen, line by line.
+
+    Tries a sleep and a wake of 2 MiB on the current device; nothing of it is left.
+
+    Args:
+        runtime: what is used.
+        why: why this driver and no other, as a clause.
+    """
+    missing: list[str] = []
+    sections = {
+        "versions": _versions(),
+        "driver": _driver(runtime, why),
+        **{
+            runtime.device_name(device): _device(runtime, device, missing)
+            for device in range(runtime.backend.device_count())
+        },
+        "host": _host(missing),
+        "sleep": _trial(missing),
+        "torch": _allocator_settings(),
+    }
+    if runtime.emulated:
+        missing.insert(0, "GPU memory: the driver is emulated, tensors are in host memory")
+    sections["missing"] = missing or ["nothing"]
+    for label, texts in sections.items():
+        for text in texts:
+            yield f"{label:<10}{text}"
+            label = ""
+
+
+def _versions() -> list[str]:
+    built_for = f"CUDA {torch.version.cuda}" if torch.version.cuda else "no CUDA"
+    return [
+        f"cumem {cumem.__version__}, torch {torch.__version__} ({built_for}), "
+        f"Python {platform.python_version()}, {platform.system()} on {platform.machine()}"
+    ]
+
+
+def _driver(runtime: Runtime, why: str) -> list[str]:
+    version = runtime.driver.version
+    kind = "emulated" if runtime.emulated else "NVIDIA"
+    interface = f"CUDA {version // 1000}.{version % 1000 // 10}"
+    module = "" if runtime.emulated else _kernel_module()
+    return [f"{kind}, {interface}, {_loaded_from(runtime.driver.path)}{module}", f"because {why}"]
+
+
+def _loaded_from(path: str) -> str:
+    """The file that a library's name stands for in this process."""
+    found = [line.split()[-1] for line in _read(_LIBRARIES).splitlines() if path in line]
+    return found[0] if found else path
+
+
+def _kernel_module() -> str:
+    words = _read(_KERNEL_MODULE).split()
+    numbers = [word for word in words if word[0].isdigit() and "." in word]
+    return f", kernel module {numbers[0]}" if numbers else ""
+
+
+def _device(runtime: Runtime, device: int, missing: list[str]) -> list[str]:
+    name = runtime.device_name(device)
+    try:
+        info = runtime.allocator.device_info(device)
+    except _C.StatusError as error:
+        missing.append(f"{name}: cumem cannot use it ({error.call}: {error.code_name or error})")
+        return ["virtual memory management no, or the device cannot be opened"]
+    offered = {
+        "POSIX file descriptors": info.posix_handle,
+        "GPUDirect RDMA": info.gpu_direct_rdma,
+    }
+    missing += [
+        f"{feature} on {name}: not offered, or refused when it was tried"
+        for feature, there in offered.items()
+        if not there
+    ]
+    features = ", ".join(f"{feature} {_yes(there)}" for feature, there in offered.items())
+    return [
+        f"{info.name}, {size(info.free_bytes)} free of {size(info.total_bytes)}, "
+        f"granularity {size(info.granularity)}",
+        f"virtual memory management yes, {features}, peers {info.peers}",
+    ]
+
+
+def _host(missing: list[str]) -> list[str]:
+    huge_pages = _read(_HUGE_PAGES).strip() or "unknown to this kernel"
+    if "[never]" in huge_pages:
+        missing.append(f"huge pages: switched off in {_HUGE_PAGES}; a first sleep is slower")
+    nodes = sum(1 for _ in _NODES.glob("node[0-9]*")) or 1
+    processors = len(os.sched_getaffinity(0))
+    return [
+        f"{size(_C.available_host_bytes())} available, {processors} processor(s), "
+        f"{nodes} NUMA node(s)",
+        f"transparent huge pages: {huge_pages}; memlock limit: {_memlock()}",
+    ]
+
+
+def _memlock() -> str:
+    limit, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    return "none" if limit == resource.RLIM_INFINITY else size(limit)
+
+
+def _trial(missing: list[str]) -> list[str]:
+    """What happens when memory really goes to sleep, and whether its backup was pinned."""
+    try:
+        same, report = _sleep_and_wake()
+    except (CumemError, torch.OutOfMemoryError) as error:
+        missing.append(f"sleep and wake: {error}")
+        return ["failed"]
+    if not same:
+        missing.append("sleep and wake: the contents came back changed; please report this")
+    if report.pageable_bytes:
+        missing.append("pinned host memory: the driver refused; copies are slower without it")
+    pinned = "refused" if report.pageable_bytes else "works"
+    outcome = "came back bit for bit" if same else "CHANGED"
+    return [f"{size(_PROBE_BYTES)} tried: {outcome}; pinning host memory {pinned}"]
+
+
+def _sleep_and_wake() -> tuple[bool, cumem.SleepReport]:
+    with cumem.use_memory_pool(_PROBE_TAG):
+        probe = torch.arange(_PROBE_BYTES // 4, dtype=torch.int32, device=cumem.default_device())
+    before = probe.cpu().clone()
+    report = cumem.sleep(tags=[_PROBE_TAG])
+    cumem.wake_up([_PROBE_TAG])
+    same = torch.equal(before, probe.cpu())
+    del probe
+    cumem.trim(_PROBE_TAG)
+    return same, report
+
+
+def _allocator_settings() -> list[str]:
+    settings = _torch._settings()
+    expandable = "on, but off inside a scope" if _torch._expandable(settings) else "off"
+    return [f"allocator settings: {settings or 'none'}; expandable segments {expandable}"]
+
+
+def _yes(there: bool) -> str:  # noqa: FBT001 - the value that is put into words
+    return "yes" if there else "no"
+
+
+def _read(file: Path) -> str:
+    """A file of the kernel's; empty where there is none."""
+    try:
+        return file.read_text()
+    except OSError:
+        return ""

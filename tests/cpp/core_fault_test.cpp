@@ -1,0 +1,206 @@
+// Does every failure of every driver call leave an exact state?
+//
+// For each call that an operation makes, and each time it makes it, that one call
+// fails once. Then: the state is one that the contract allows, nothing is leaked,
+// every byte is in place or in a backup, and a plain retry succeeds.
+#include <functional>
+
+#include "core_rig.h"
+
+namespace {
+
+using cumem::Status;
+using rig::Rig;
+
+// Every call of the table that an operation may make.
+const char* const kCalls[] = {
+    "cuCtxPushCurrent",    "cuCtxPopCurrent",     "cuCtxSynchronize",  "cuMemAddressReserve",
+    "cuMemAddressFree",    "cuMemCreate",         "cuMemRelease",      "cuMemMap",
+    "cuMemUnmap",          "cuMemSetAccess",      "cuMemHostRegister", "cuMemHostUnregister",
+    "cuMemcpyDtoHAsync",   "cuMemcpyHtoDAsync",   "cuMemsetD8Async",   "cuStreamCreate",
+    "cuStreamDestroy",     "cuStreamSynchronize", "cuMemGetInfo",      "cuStreamIsCapturing",
+    "cuThreadExchangeStreamCaptureMode",
+};
+
+constexpr std::size_t kBytes = 2 * kChunk;
+
+struct Scene {
+  Rig r;
+  CUdeviceptr a = 0;
+  CUdeviceptr b = 0;
+  std::vector<unsigned char> data_a = Rig::pattern(kBytes, 1);
+  std::vector<unsigned char> data_b = Rig::pattern(kBytes, 2);
+
+  Scene() {
+    a = r.make(kBytes);
+    b = r.make(kBytes);
+    r.write(a, data_a);
+    r.write(b, data_b);
+  }
+  Status sleep() { return r.sleep({Rig::whole(a, kBytes), Rig::whole(b, kBytes)}); }
+  Status wake() { return r.wake({a, b}, 0xFF); }
+  void expect_bytes() {
+    CHECK(r.read(a, kBytes) == data_a);
+    CHECK(r.read(b, kBytes) == data_b);
+  }
+  void expect_clean_end() {
+    r.allocator->free(a);
+    r.allocator->free(b);
+    CHECK_EQ(r.allocator->live_segments(), std::size_t{0});
+    r.expect_empty();
+  }
+  long calls(const char* call) {
+    return r.computer.cu.cumem_emulator_call_count(r.computer.machine, call);
+  }
+  void fail(const char* call, long nth) {
+    r.computer.cu.cumem_emulator_fail(r.computer.machine, call, nth, CUDA_ERROR_UNKNOWN);
+  }
+  void clear() { r.computer.cu.cumem_emulator_clear(r.computer.machine); }
+};
+
+// Runs `scenario(call, nth)` for every call and every time that `operation` makes it.
+void for_every_failure(const std::function<void(Scene&)>& prepare,
+                       const std::function<void(Scene&)>& operation,
+                       const std::function<void(Scene&, const char*)>& after) {
+  for (const char* call : kCalls) {
+    long made = 0;
+    {
+      Scene scene;
+      prepare(scene);
+      const long before = scene.calls(call);
+      operation(scene);
+      made = scene.calls(call) - before;
+    }
+    for (long nth = 1; nth <= made; ++nth) {
+      Scene scene;
+      prepare(scene);
+      scene.fail(call, nth);
+      operation(scene);
+      scene.clear();
+      after(scene, call);
+    }
+  }
+}
+
+TEST(every_failure_in_sleep_leaves_an_exact_state_and_a_retry_succeeds) {
+  for_every_failure([](Scene&) {}, [](Scene& scene) { (void)scene.sleep(); },
+                    [](Scene& scene, const char* call) {
+                      const Status status = scene.r.allocator->verify();
+                      if (!status.ok()) check::expect(false, __FILE__, __LINE__, call);
+                      REQUIRE(scene.sleep().ok());
+                      CHECK(scene.r.asleep(scene.a) && scene.r.asleep(scene.b));
+                      CHECK(scene.r.allocator->verify().ok());
+                      CHECK_EQ(scene.r.computer.ledger().handles, std::uint64_t{0});
+                      REQUIRE(scene.wake().ok());
+                      scene.expect_bytes();
+                      CHECK(scene.r.allocator->verify().ok());
+                      scene.expect_clean_end();
+                    });
+}
+
+TEST(every_failure_before_the_first_unmap_of_a_sleep_changes_nothing) {
+  for (const char* call : {"cuMemHostRegister", "cuCtxSynchronize", "cuStreamCreate",
+                           "cuMemcpyDtoHAsync", "cuStreamSynchronize"}) {
+    rig::Config config = rig::small_chunks();
+    config.host.allow_pageable = false;
+    Rig r(64 * kMiB, config);
+    const CUdeviceptr a = r.make(kBytes);
+    const auto data = Rig::pattern(kBytes, 4);
+    r.write(a, data);
+    r.computer.cu.cumem_emulator_fail(r.computer.machine, call, 1, CUDA_ERROR_UNKNOWN);
+    CHECK(!r.sleep({Rig::whole(a, kBytes)}).ok());
+    CHECK(!r.asleep(a));
+    CHECK(r.read(a, kBytes) == data);
+    CHECK_EQ(r.allocator->host().usage().used_bytes, std::size_t{0});
+    r.allocator->free(a);
+    r.expect_empty();
+  }
+}
+
+TEST(every_failure_in_wake_leaves_everything_asleep_and_a_retry_succeeds) {
+  for_every_failure([](Scene& scene) { REQUIRE(scene.sleep().ok()); },
+                    [](Scene& scene) { (void)scene.wake(); },
+                    [](Scene& scene, const char*) {
+                      const bool woke = !scene.r.asleep(scene.a);
+                      CHECK_EQ(woke, !scene.r.asleep(scene.b));
+                      CHECK(scene.r.allocator->verify().ok());
+                      REQUIRE(scene.wake().ok());
+                      scene.expect_bytes();
+                      CHECK(scene.r.allocator->verify().ok());
+                      scene.expect_clean_end();
+                    });
+}
+
+TEST(every_failure_in_malloc_gives_back_what_was_taken) {
+  for_every_failure(
+      [](Scene&) {},
+      [](Scene& scene) {
+        CUdeviceptr out = 0;
+        const Status status =
+            scene.r.allocator->malloc(3 * kChunk, 0, nullptr, {"weights", "offload", 1, false}, out);
+        CHECK_EQ(status.ok(), out != 0);
+        if (out != 0) scene.r.allocator->free(out);
+      },
+      [](Scene& scene, const char*) {
+        CHECK(scene.r.allocator->verify().ok());
+        scene.expect_bytes();
+        CUdeviceptr out = 0;
+        REQUIRE(scene.r.allocator->malloc(kChunk, 0, nullptr, {"weights", "offload", 1, false}, out)
+                    .ok());
+        scene.r.allocator->free(out);
+      });
+}
+
+// What the driver will not take back is set aside and counted, never reused.
+TEST(every_failure_in_free_is_counted_and_harms_nobody) {
+  for_every_failure([](Scene&) {}, [](Scene& scene) { scene.r.allocator->free(scene.a); },
+                    [](Scene& scene, const char*) {
+                      CHECK(scene.r.allocator->verify().ok());
+                      const auto counters = scene.r.allocator->counters();
+                      const auto ledger = scene.r.computer.ledger();
+                      const std::uint64_t kept = counters.quarantined;
+                      CHECK(ledger.reservations == 1 + kept || counters.waiting == 1);
+                      CHECK(scene.r.read(scene.b, kBytes) == scene.data_b);
+                      scene.r.allocator->drain();
+                      const CUdeviceptr next = scene.r.make(kBytes);
+                      CHECK(next != scene.a || kept == 0);
+                    });
+}
+
+TEST(a_refused_unmap_can_be_continued_with_sleep_or_undone_with_wake) {
+  for (bool with_wake : {false, true}) {
+    Scene scene;
+    scene.fail("cuMemUnmap", 2);  // the second chunk of the first segment
+    CHECK(!scene.sleep().ok());
+    CHECK(scene.r.asleep(scene.a));
+    CHECK_EQ(scene.r.info(scene.a).mapped_bytes, kChunk);
+    CHECK(!scene.r.asleep(scene.b));
+    if (!with_wake) REQUIRE(scene.sleep().ok());
+    REQUIRE(scene.wake().ok());
+    scene.expect_bytes();
+    scene.expect_clean_end();
+  }
+}
+
+TEST(a_refused_first_unmap_leaves_the_segment_awake) {
+  Scene scene;
+  scene.fail("cuMemUnmap", 1);
+  CHECK(!scene.sleep().ok());
+  CHECK(!scene.r.asleep(scene.a) && !scene.r.asleep(scene.b));
+  scene.expect_bytes();
+  scene.expect_clean_end();
+}
+
+TEST(a_dead_context_is_told_apart_and_free_stays_silent) {
+  Scene scene;
+  scene.r.computer.cu.cumem_emulator_poison(scene.r.computer.machine, 0,
+                                            CUDA_ERROR_ILLEGAL_ADDRESS);
+  CHECK(scene.sleep().fault == cumem::Fault::dead_context);
+  scene.r.allocator->free(scene.a);
+  CUdeviceptr out = 0;
+  CHECK(scene.r.allocator->malloc(kChunk, 0, nullptr, {"w", "offload", 1, false}, out).fault ==
+        cumem::Fault::dead_context);
+  scene.r.computer.cu.cumem_emulator_poison(scene.r.computer.machine, 0, 0);
+}
+
+}  // namespace
