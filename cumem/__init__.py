@@ -12,11 +12,14 @@ from cumem.errors import (
     DriverError,
     HostOutOfMemoryError,
 )
+from cumem.guarding import guard
+from cumem.hooks import HookHandle, SegmentRange, on_after_map, on_before_unmap
 from cumem.inspection import LiveBlock, covered, is_mapped, tag_of, uncovered
+from cumem.memory import default_device, release_host_memory, trim
 from cumem.options import OnSleep, Options
-from cumem.pool import Pool, default_device, graph_pool, release_host_memory, trim, use_memory_pool
-from cumem.reports import SleepReport, WakeReport
-from cumem.sleep import epoch, is_sleeping, sleep, sleeping_tags, wake_up
+from cumem.pool import Pool, graph_pool, use_memory_pool
+from cumem.reports import SleepPlan, SleepReport, WakeReport
+from cumem.sleep import epoch, is_sleeping, plan_sleep, sleep, sleeping_tags, wake_up
 from cumem.stats import DeviceStats, Stats, TagStats, check, stats
 
 __all__ = [
@@ -27,11 +30,14 @@ __all__ = [
     "DeviceOutOfMemoryError",
     "DeviceStats",
     "DriverError",
+    "HookHandle",
     "HostOutOfMemoryError",
     "LiveBlock",
     "OnSleep",
     "Options",
     "Pool",
+    "SegmentRange",
+    "SleepPlan",
     "SleepReport",
     "Stats",
     "TagStats",
@@ -43,9 +49,13 @@ __all__ = [
     "default_device",
     "epoch",
     "graph_pool",
+    "guard",
     "is_mapped",
     "is_sleeping",
     "keep",
+    "on_after_map",
+    "on_before_unmap",
+    "plan_sleep",
     "release_host_memory",
     "sleep",
     "sleeping_tags",

@@ -60,6 +60,7 @@ class FolderModel:
         self._checkpoint = read_checkpoint(folder)
         self.weight_bytes = self._checkpoint.tensor_bytes
         self.title = f"{self._class().__name__} from {folder.resolve()}"
+        self._has_tokenizer = (folder / "tokenizer_config.json").exists()
         self._inputs: dict[str, torch.Tensor] = {}
 
     def _refuse_unknown_kinds(self, folder: Path) -> None:
@@ -121,7 +122,8 @@ class FolderModel:
     def describe(self, output: torch.Tensor) -> str:
         start = ", ".join(f"{value:+.4f}" for value in output.flatten()[:4].tolist())
         kind = "embedding" if output.dim() == 2 else "logits"
-        return f"{kind} of {_SENTENCE!r}: {list(output.shape)}, {start}, ..."
+        text = repr(_SENTENCE) if self._has_tokenizer else "the first tokens there are"
+        return f"{kind} of {text}: {list(output.shape)}, {start}, ..."
 
     def _class(self) -> Any:
         """The class that the checkpoint was saved from: its names are those of the file."""
@@ -134,7 +136,7 @@ class FolderModel:
 
     def _tokenize(self) -> dict[str, torch.Tensor]:
         """The sentence, or the first tokens there are where the folder has no tokenizer."""
-        if not (self._folder / "tokenizer_config.json").exists():
+        if not self._has_tokenizer:
             tokens = torch.arange(min(_TOKENS, self._text.vocab_size)).unsqueeze(0)
             return {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}
         with _refusals(self._folder):

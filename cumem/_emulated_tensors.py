@@ -262,7 +262,7 @@ def _host_storage(leaf: Any) -> torch.UntypedStorage | None:
     storage = _storage_of(leaf)
     if storage is None or not storage.resizable() or storage.device.type != "cpu":
         return None
-    return storage if storage.nbytes() and storage.data_ptr() else None
+    return storage if storage.nbytes() and not leaf._is_zerotensor() else None
 
 
 def _move(

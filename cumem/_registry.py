@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from cumem._backend import TorchPool
+from cumem.errors import BusyError
 from cumem.options import OnSleep
 
 # Re-entrant: the garbage collector may end a scope's generator inside it.
@@ -67,6 +68,8 @@ class State:
     retired: list[PoolEntry] = field(default_factory=list)
     scopes: dict[int, OpenScope] = field(default_factory=dict)
     moving: set[str] = field(default_factory=set)  # tags a sleep or wake works on
+    mover: int = 0  # the thread that does
+    anything_asleep: bool = False
 
 
 _state = State()
@@ -105,7 +108,7 @@ def pools() -> list[PoolEntry]:
 def check_out(entry: PoolEntry) -> PoolEntry | None:
     """An idle, awake pool with the key of ``entry``; waits for a move of its tag."""
     with _settled:
-        _settled.wait_for(lambda: entry.tag not in _state.moving)
+        _wait_for_move(entry.tag)
         for idle in _state.pools:
             if idle.key == entry.key and not (idle.in_use or idle.asleep or idle.graph):
                 idle.in_use = True
@@ -127,12 +130,21 @@ def open_scope(entry: PoolEntry) -> int:
     """Books a scope of the current thread; waits for a move of its tag."""
     thread = threading.current_thread()
     with _settled:
-        _settled.wait_for(lambda: entry.tag not in _state.moving)
+        _wait_for_move(entry.tag)
         token = next(_numbers)
         _state.scopes[token] = OpenScope(
             entry.tag, entry.device, thread.name, threading.get_ident()
         )
     return token
+
+
+def _wait_for_move(tag: str) -> None:
+    if tag in _state.moving and _state.mover == threading.get_ident():
+        raise BusyError(
+            f"a hook of a sleep or wake of tag {tag!r} tried to open a scope of that tag. "
+            "Nothing was opened; return from the hook first."
+        )
+    _settled.wait_for(lambda: tag not in _state.moving)
 
 
 def close_scope(token: int) -> None:
@@ -149,13 +161,28 @@ def moving(tags: Collection[str]) -> Iterator[list[OpenScope]]:
     with _settled:
         marked = set(tags) - _state.moving
         _state.moving |= marked
+        _state.mover = threading.get_ident()
         scopes = open_scopes(tags)
     try:
         yield scopes
     finally:
         with _settled:
             _state.moving -= marked
+            _state.mover = 0
             _settled.notify_all()
+
+
+def mark_asleep(numbers: Collection[int]) -> None:
+    """Says which pools have sleeping segments, by number."""
+    with _lock:
+        for entry in [*_state.pools, *_state.retired]:
+            entry.asleep = entry.number in numbers
+        _state.anything_asleep = bool(numbers)
+
+
+def anything_asleep() -> bool:
+    """Is any segment asleep? One read, for checks that must cost nothing."""
+    return _state.anything_asleep
 
 
 def retire(chosen: Collection[PoolEntry]) -> None:

@@ -19,6 +19,7 @@ import cumem
 from cumem import _C, _runtime
 from cumem._demo_subject import DemoError, Subject
 from cumem._text import size
+from cumem.errors import translated
 
 Say = Callable[[str], None]
 
@@ -44,7 +45,8 @@ def run(model: str | None, size_bytes: int | None, say: Say) -> int:
     """
     runtime = _runtime.current()
     device = runtime.backend.current_device()
-    info = runtime.allocator.device_info(device)
+    with translated("demo", "Nothing was changed."):
+        info = runtime.allocator.device_info(device)
     subject = _subject(model, size_bytes, info, emulated=runtime.emulated)
     say(f"model:  {subject.title}, {size(subject.weight_bytes)}")
     say(

@@ -15,18 +15,16 @@ import threading
 import warnings
 from contextlib import ContextDecorator, ExitStack
 from types import TracebackType
-from typing import Any, TypeAlias
 
 import torch
 
 from cumem import _C, _registry, _runtime, _snapshot
+from cumem._arguments import check_tag
+from cumem._devices import DeviceLike, device_index
 from cumem._registry import PoolEntry
 from cumem._runtime import Runtime
-from cumem._text import choices
 from cumem.errors import translated
 from cumem.options import OnSleep
-
-DeviceLike: TypeAlias = "torch.device | str | int | None"
 
 
 class Pool:
@@ -200,7 +198,7 @@ def use_memory_pool(
         TypeError: a tag or policy that is not a string.
         DriverError: no usable driver. Nothing is changed by any of these.
     """
-    _check_tag(tag)
+    check_tag(tag)
     policy = OnSleep.of(on_sleep, tag)
     runtime = _runtime.current()
     index = device_index(device, runtime)
@@ -219,7 +217,7 @@ def graph_pool(
 
     Args and errors are those of :func:`use_memory_pool`.
     """
-    _check_tag(tag)
+    check_tag(tag)
     policy = OnSleep.of(on_sleep, tag)
     runtime = _runtime.current()
     index = device_index(device, runtime)
@@ -234,42 +232,6 @@ def _owner(entry: PoolEntry, runtime: Runtime) -> _C.Owner:
     return owner
 
 
-def _check_tag(tag: Any) -> None:
-    if not isinstance(tag, str):
-        raise TypeError(f"a tag must be a string, not {type(tag).__name__}")
-    if not tag:
-        raise ValueError("a tag must not be empty")
-
-
-def device_index(device: DeviceLike, runtime: Runtime) -> int:
-    """The ordinal that ``device`` names.
-
-    Raises:
-        ValueError: no such device, or one of another kind. TypeError: a wrong type.
-    """
-    backend = runtime.backend
-    if device is None:
-        return backend.current_device()
-    if isinstance(device, bool) or not isinstance(device, (int, str, torch.device)):
-        raise TypeError(f"device must be a torch.device, str or int, not {type(device).__name__}")
-    kind, index = _parse(device, backend.device_type)
-    count = backend.device_count()
-    if kind != backend.device_type or not 0 <= (index or 0) < count:
-        names = ", ".join(runtime.device_name(ordinal) for ordinal in range(count))
-        raise ValueError(f"no device {str(device)!r} for cumem; choices: {names}")
-    return backend.current_device() if index is None else index
-
-
-def _parse(device: torch.device | str | int, kind: str) -> tuple[str, int | None]:
-    if isinstance(device, int):
-        return kind, device
-    try:
-        named = torch.device(device)
-    except RuntimeError:  # torch's text for a string that names no device
-        return str(device), None
-    return named.type, named.index
-
-
 def _clear_caches_when_short(runtime: Runtime, device: int) -> None:
     """Gives torch's cached memory back before a scope opens on a device that is nearly full.
 
@@ -281,48 +243,3 @@ def _clear_caches_when_short(runtime: Runtime, device: int) -> None:
     idle = not _registry.open_scopes() or len(_registry.open_scopes()) == 1
     if info.free_bytes * 10 < info.total_bytes and idle and not runtime.backend.is_capturing():
         runtime.backend.empty_cache()
-
-
-def default_device() -> torch.device:
-    """Where tensors are to be made: ``cuda``, or ``cpu`` under the emulator.
-
-    Raises:
-        DriverError: no usable driver; the message says what to do.
-    """
-    return torch.device(_runtime.current().backend.device_type)
-
-
-def trim(tag: str | None = None) -> int:
-    """Gives wholly free segments of idle pools back to the driver; returns their bytes.
-
-    Live tensors keep their segments. Where a scope or capture is open on a device,
-    its pools follow when it ends.
-
-    Args:
-        tag: only this tag; None: all.
-
-    Raises:
-        ValueError: an unknown tag; nothing is changed.
-    """
-    known = _registry.known_tags()
-    if tag is not None and tag not in known:
-        raise ValueError(f"unknown tag {tag!r}; known tags: {choices(known)}")
-    runtime = _runtime.if_started()
-    if runtime is None:
-        return 0
-    before = _segment_bytes(runtime)
-    _registry.retire([entry for entry in _registry.pools() if tag in (None, entry.tag)])
-    _snapshot.drop_retired(runtime)
-    if not _registry.open_scopes():
-        runtime.backend.empty_cache()
-    return before - _segment_bytes(runtime)
-
-
-def release_host_memory() -> int:
-    """Gives host memory that no backup needs back to the system; returns its bytes."""
-    runtime = _runtime.if_started()
-    return runtime.allocator.release_host() if runtime is not None else 0
-
-
-def _segment_bytes(runtime: Runtime) -> int:
-    return sum(info.bytes for info in runtime.allocator.segments())

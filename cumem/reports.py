@@ -53,6 +53,34 @@ class SleepReport:
 
 
 @dataclass(frozen=True)
+class SleepPlan:
+    """What a sleep would do.
+
+    Attributes:
+        freed_bytes: device memory it would give back, by whole segments.
+        offloaded_bytes: live bytes that would come back at wake.
+        discarded_bytes: live bytes that would not.
+        host_bytes: host memory it would still have to take from the system.
+        tags: tags of which something would go to sleep.
+        devices: ordinals of the devices concerned.
+    """
+
+    freed_bytes: int = 0
+    offloaded_bytes: int = 0
+    discarded_bytes: int = 0
+    host_bytes: int = 0
+    tags: frozenset[str] = frozenset()
+    devices: tuple[int, ...] = ()
+
+    def __str__(self) -> str:
+        return (
+            f"would sleep {_names(self.tags)}: free {size(self.freed_bytes)}, "
+            f"offload {size(self.offloaded_bytes)}, discard {size(self.discarded_bytes)}, "
+            f"take {size(self.host_bytes)} of host memory"
+        )
+
+
+@dataclass(frozen=True)
 class WakeReport:
     """What one wake did.
 

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <map>
 #include <mutex>
 #include <new>
 #include <utility>
@@ -13,13 +14,15 @@ namespace cumem::plugin {
 namespace {
 
 struct OpenScope {
-  std::uint64_t number;
-  Owner owner;
+  explicit OpenScope(Owner its_owner) : owner(std::move(its_owner)) {}
+  const Owner owner;
+  std::atomic<bool> open{true};
 };
 
-thread_local std::vector<OpenScope> scopes;
+// Scopes of this thread, innermost last. One that another thread closed stays
+// until this thread looks.
+thread_local std::vector<std::shared_ptr<OpenScope>> scopes;
 
-std::atomic<std::uint64_t> next_scope{1};
 std::atomic<bool> in_child{false};
 
 // Leaked on purpose: torch frees memory until the very end of the process, after
@@ -29,6 +32,8 @@ struct State {
   std::shared_ptr<Allocator> current;
   std::vector<std::shared_ptr<Allocator>> earlier;  // with live segments
   Owner graph_owner{"cuda_graph", "offload", 0, true};
+  std::map<std::uint64_t, std::shared_ptr<OpenScope>> open;  // of all threads
+  std::uint64_t next_scope = 1;
 };
 
 State& state() {
@@ -53,8 +58,14 @@ std::shared_ptr<Allocator> owner_of(CUdeviceptr address) {
   return state().current;
 }
 
+void forget_closed() {
+  auto closed = [](const auto& scope) { return !scope->open; };
+  scopes.erase(std::remove_if(scopes.begin(), scopes.end(), closed), scopes.end());
+}
+
 Owner scope_owner() {
-  if (!scopes.empty()) return scopes.back().owner;
+  forget_closed();
+  if (!scopes.empty()) return scopes.back()->owner;
   std::lock_guard<std::mutex> lock(state().mutex);
   return state().graph_owner;
 }
@@ -79,15 +90,22 @@ std::shared_ptr<Allocator> current() {
 }
 
 std::uint64_t push_scope(Owner owner) {
-  const std::uint64_t number = next_scope++;
-  scopes.push_back({number, std::move(owner)});
-  return number;
+  auto scope = std::make_shared<OpenScope>(std::move(owner));
+  scopes.push_back(scope);
+  std::lock_guard<std::mutex> lock(state().mutex);
+  state().open.emplace(state().next_scope, std::move(scope));
+  return state().next_scope++;
 }
 
 void pop_scope(std::uint64_t number) {
-  auto found = std::find_if(scopes.begin(), scopes.end(),
-                            [number](const OpenScope& scope) { return scope.number == number; });
-  if (found != scopes.end()) scopes.erase(found);
+  {
+    std::lock_guard<std::mutex> lock(state().mutex);
+    auto found = state().open.find(number);
+    if (found == state().open.end()) return;
+    found->second->open = false;
+    state().open.erase(found);
+  }
+  forget_closed();
 }
 
 void set_graph_owner(Owner owner) {

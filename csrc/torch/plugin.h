@@ -21,7 +21,7 @@ namespace cumem::plugin {
 std::shared_ptr<Allocator> install(std::shared_ptr<Allocator> allocator);
 std::shared_ptr<Allocator> current();
 
-// Opens a scope on this thread; the number closes it, from this thread, in any
+// Opens a scope on this thread; the number closes it, from any thread and in any
 // order. Closing an unknown number does nothing.
 std::uint64_t push_scope(Owner owner);
 void pop_scope(std::uint64_t number);

@@ -1,0 +1,78 @@
+"""Are the arguments of a sleep or wake right? Said before anything is touched."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+
+from cumem import _registry
+from cumem._plan import Request
+from cumem._text import choices
+
+_FILLS = {"zero": 0x00, "poison": 0xFF}
+
+
+def sleep_request(
+    level: int, tags: Iterable[str] | None, offload_tags: Iterable[str] | None
+) -> Request:
+    """A validated request.
+
+    Raises:
+        ValueError: an unknown level or tag, or ``level=2`` with ``offload_tags``.
+        TypeError: a wrong type.
+    """
+    if isinstance(level, bool) or not isinstance(level, int):
+        raise TypeError(f"level must be an int, not {type(level).__name__}")
+    if level not in (0, 1, 2):
+        raise ValueError(f"unknown level {level}; choices: 0, 1, 2")
+    if offload_tags is not None and level == 2:
+        raise ValueError("level=2 discards everything; it cannot be given with offload_tags")
+    chosen = known_tags(tags)
+    return Request(level, chosen, None if offload_tags is None else known_tags(offload_tags))
+
+
+def known_tags(tags: Iterable[str] | None) -> frozenset[str]:
+    """These tags, all of them known; None stands for every known tag.
+
+    Raises:
+        ValueError: an unknown tag. TypeError: one string, or a tag that is none.
+    """
+    known = _registry.known_tags()
+    if tags is None:
+        return known
+    if isinstance(tags, str):
+        raise TypeError(f"tags must be a list of strings, not one string: [{tags!r}]")
+    wanted = list(tags)
+    for tag in wanted:
+        check_tag(tag)
+        if tag not in known:
+            raise ValueError(f"unknown tag {tag!r}; known tags: {choices(known)}")
+    return frozenset(wanted)
+
+
+def check_tag(tag: object) -> None:
+    """Raises TypeError unless ``tag`` is a string, ValueError when it is empty."""
+    if not isinstance(tag, str):
+        raise TypeError(f"a tag must be a string, not {type(tag).__name__}")
+    if not tag:
+        raise ValueError("a tag must not be empty")
+
+
+def fill_value(fill: str | None) -> int | None:
+    """The byte that ``fill`` names, or None.
+
+    Raises:
+        ValueError: an unknown name. TypeError: not a string.
+    """
+    if fill is None:
+        return None
+    if not isinstance(fill, str):
+        raise TypeError(f"fill must be a string, not {type(fill).__name__}")
+    if fill not in _FILLS:
+        raise ValueError(f"unknown fill {fill!r}; choices: {choices(_FILLS)}")
+    return _FILLS[fill]
+
+
+def described(name: str, tags: Iterable[str] | None) -> str:
+    """The call as text, for messages: ``wake_up('kv_cache')``."""
+    listed = tags if isinstance(tags, Collection) and not isinstance(tags, str) else ()
+    return f"{name}({', '.join(repr(tag) for tag in listed)})"

@@ -1,0 +1,123 @@
+"""Who else holds on to this memory, and must know when it goes and comes back?
+
+Registrations with a network card, NCCL buffers and imported handles refer to
+physical memory, not to addresses: they must be dropped before memory is unmapped
+and taken again after it is mapped.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from cumem import _C
+from cumem.errors import CumemError
+
+
+@dataclass(frozen=True)
+class SegmentRange:
+    """A segment that a hook is told of.
+
+    Attributes:
+        address: where it starts.
+        bytes: its size.
+        tag: its tag.
+        device: ordinal of its device.
+    """
+
+    address: int
+    bytes: int
+    tag: str
+    device: int
+
+
+Hook = Callable[[tuple[SegmentRange, ...]], object]
+
+_lock = threading.Lock()
+_before_unmap: list[Hook] = []
+_after_map: list[Hook] = []
+
+
+class HookHandle:
+    """A registered hook; :meth:`remove` takes it back, once or more often."""
+
+    def __init__(self, hooks: list[Hook], hook: Hook) -> None:
+        self._hooks, self._hook = hooks, hook
+
+    def remove(self) -> None:
+        with _lock:
+            if self._hook in self._hooks:
+                self._hooks.remove(self._hook)
+
+
+def on_before_unmap(hook: Hook) -> HookHandle:
+    """Calls ``hook(segments)`` in every sleep, while the memory is still mapped.
+
+    Once per sleep that has something to do, in order of registration. If a hook
+    raises, nothing is put to sleep, the ``on_after_map`` hooks are called (the
+    memory is mapped and stays so), and the sleep raises :class:`CumemError`.
+    A hook must not call sleep or wake_up, nor open a scope of these tags.
+    """
+    return _add(_before_unmap, hook)
+
+
+def on_after_map(hook: Hook) -> HookHandle:
+    """Calls ``hook(segments)`` after every wake, when contents are valid again.
+
+    Once per wake that has something to do, in order of registration; also after a
+    sleep that failed, for the segments that stayed awake. If a hook raises, the
+    others are still called, everything is awake, and the call raises
+    :class:`CumemError`.
+    """
+    return _add(_after_map, hook)
+
+
+def run_before_unmap(segments: Sequence[_C.SegmentInfo]) -> None:
+    """Calls the hooks; the first exception ends it, as a CumemError."""
+    ranges = _ranges(segments)
+    for hook in _registered(_before_unmap):
+        try:
+            hook(ranges)
+        except Exception as error:
+            raise _failed("on_before_unmap", hook, "Nothing was put to sleep.") from error
+
+
+def run_after_map(segments: Sequence[_C.SegmentInfo]) -> None:
+    """Calls all hooks, then raises the first exception as a CumemError."""
+    ranges = _ranges(segments)
+    first: CumemError | None = None
+    for hook in _registered(_after_map):
+        try:
+            hook(ranges)
+        except Exception as error:  # noqa: BLE001 - collected: the other hooks must run
+            failed = _failed("on_after_map", hook, "The memory is awake and its contents valid.")
+            failed.__cause__ = error
+            first = first or failed
+    if first is not None:
+        raise first
+
+
+def _add(hooks: list[Hook], hook: Hook) -> HookHandle:
+    if not callable(hook):
+        raise TypeError(f"a hook must be callable, not {type(hook).__name__}")
+    with _lock:
+        hooks.append(hook)
+    return HookHandle(hooks, hook)
+
+
+def _registered(hooks: list[Hook]) -> list[Hook]:
+    with _lock:
+        return list(hooks)
+
+
+def _ranges(segments: Sequence[_C.SegmentInfo]) -> tuple[SegmentRange, ...]:
+    ordered = sorted(segments, key=lambda info: info.serial)
+    return tuple(
+        SegmentRange(info.address, info.bytes, info.owner.tag, info.device) for info in ordered
+    )
+
+
+def _failed(kind: str, hook: Hook, left: str) -> CumemError:
+    name = getattr(hook, "__qualname__", repr(hook))
+    return CumemError(f"the {kind} hook {name} raised (see the cause). {left}")
