@@ -1,8 +1,7 @@
 """Builds the extension and the emulated driver; needs a C++17 compiler and cuda.h."""
 
 import os
-import shutil
-import sys
+import runpy
 from pathlib import Path
 
 from pybind11.setup_helpers import ParallelCompile, Pybind11Extension
@@ -12,22 +11,7 @@ from setuptools.command.build_ext import build_ext
 ROOT = Path(__file__).parent
 
 
-def cuda_include() -> str:
-    """The folder of cuda.h: CUDA_HOME, the wheel of the build requirements, or nvcc's."""
-    nvcc = shutil.which("nvcc")
-    toolkits = [os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH")]
-    wheels = [Path(entry) / "nvidia" for entry in sys.path]
-    candidates = [Path(toolkit) / "include" for toolkit in toolkits if toolkit]
-    candidates += [wheel / "cuda_runtime" / "include" for wheel in wheels]
-    candidates += [wheel / "cu13" / "include" for wheel in wheels]
-    candidates += [Path(nvcc).resolve().parent.parent / "include"] if nvcc else []
-    candidates += [Path("/usr/local/cuda/include")]
-    for candidate in candidates:
-        if (candidate / "cuda.h").is_file():
-            return str(candidate)
-    raise SystemExit(
-        "cumem: no cuda.h found. Set CUDA_HOME, or: pip install nvidia-cuda-runtime-cu12"
-    )
+cuda_include = runpy.run_path(str(ROOT / "csrc" / "find_cuda.py"))["cuda_include"]
 
 
 def sources(*folders: str) -> list[str]:

@@ -1,5 +1,6 @@
 """GPU memory that can sleep: physical VRAM goes back, pointers and bytes stay."""
 
+from cumem._declared import mark_clean, mark_dirty
 from cumem._keep import keep
 from cumem._runtime import configure
 from cumem._version import __version__
@@ -16,7 +17,7 @@ from cumem.guarding import guard
 from cumem.hooks import HookHandle, SegmentRange, on_after_map, on_before_unmap
 from cumem.inspection import LiveBlock, covered, is_mapped, tag_of, uncovered
 from cumem.memory import default_device, release_host_memory, trim
-from cumem.options import OnSleep, Options
+from cumem.options import CleanCheck, OnSleep, Options
 from cumem.pool import Pool, graph_pool, use_memory_pool
 from cumem.reports import SleepPlan, SleepReport, WakeReport
 from cumem.sleep import epoch, is_sleeping, plan_sleep, sleep, sleeping_tags, wake_up
@@ -26,6 +27,7 @@ __all__ = [
     "AsleepError",
     "BusyError",
     "CheckpointError",
+    "CleanCheck",
     "CumemError",
     "DeviceOutOfMemoryError",
     "DeviceStats",
@@ -53,6 +55,8 @@ __all__ = [
     "is_mapped",
     "is_sleeping",
     "keep",
+    "mark_clean",
+    "mark_dirty",
     "on_after_map",
     "on_before_unmap",
     "plan_sleep",

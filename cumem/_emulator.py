@@ -26,10 +26,12 @@ _LEDGER_FIELDS = (
     "handle_references",
     "captures",
     "dead_contexts",
+    "modules",
 )
 
 # The CUresults that tests ask for, by name (cuda.h).
 _CODES = {
+    "CUDA_SUCCESS": 0,
     "CUDA_ERROR_INVALID_VALUE": 1,
     "CUDA_ERROR_OUT_OF_MEMORY": 2,
     "CUDA_ERROR_NOT_INITIALIZED": 3,

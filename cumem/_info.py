@@ -74,8 +74,9 @@ def _driver(runtime: Runtime, why: str) -> list[str]:
 
 
 def _loaded_from(path: str) -> str:
-    """The file that a library's name stands for in this process."""
-    found = [line.split()[-1] for line in _read(_LIBRARIES).splitlines() if path in line]
+    """The file behind a library's name in this process; its version may be another."""
+    stem = Path(path).name.partition(".so")[0] + ".so"
+    found = [line.split()[-1] for line in _read(_LIBRARIES).splitlines() if f"/{stem}" in line]
     return found[0] if found else path
 
 
@@ -96,6 +97,8 @@ def _device(runtime: Runtime, device: int, missing: list[str]) -> list[str]:
         "POSIX file descriptors": info.posix_handle,
         "GPUDirect RDMA": info.gpu_direct_rdma,
     }
+    if runtime.backend.device_count() > 1:
+        offered["access from peers"] = info.peers > 0
     missing += [
         f"{feature} on {name}: not offered, or refused when it was tried"
         for feature, there in offered.items()

@@ -33,13 +33,22 @@ def keep(obj: _T) -> _T:
     Raises:
         TypeError: a leaf is neither tensor nor module; nothing is kept.
     """
-    tensors = list(_tensors(obj))
+    storages = [tensor.untyped_storage() for tensor in list(_tensors(obj))]
     with _lock:
-        for tensor in tensors:
-            storage = tensor.untyped_storage()
+        for storage in storages:
             if storage.nbytes() > 0:
                 _kept[storage.data_ptr()] = (StorageWeakRef(storage), storage.nbytes())
     return obj
+
+
+def storages_of(obj: Any) -> list[tuple[int, int]]:
+    """Address and bytes of every storage in ``obj`` that has bytes.
+
+    Raises:
+        TypeError: a leaf is neither tensor nor module.
+    """
+    storages = [tensor.untyped_storage() for tensor in _tensors(obj)]
+    return [(storage.data_ptr(), storage.nbytes()) for storage in storages if storage.nbytes()]
 
 
 def ranges() -> list[tuple[int, int]]:

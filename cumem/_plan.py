@@ -66,11 +66,11 @@ def decide(runtime: Runtime, request: Request) -> list[Decision]:
         policy = request.policy(info.owner)
         if info.owner.tag not in request.tags or policy is OnSleep.KEEP:
             continue
-        if info.asleep and info.mapped_bytes == 0:
+        if info.asleep and info.handles == 0:
             continue
         blocks = _live_ranges(info, live.get(info.address))
-        backup = blocks if policy is OnSleep.OFFLOAD else _inside(info, kept)
-        decisions.append(Decision(info, tuple(backup), sum(size for _, size in blocks)))
+        chosen = blocks if policy is OnSleep.OFFLOAD else _meeting(blocks, kept)
+        decisions.append(Decision(info, tuple(merged(chosen)), sum(size for _, size in blocks)))
     return decisions
 
 
@@ -78,12 +78,16 @@ def _live_ranges(info: _C.SegmentInfo, blocks: tuple[_snapshot.Block, ...] | Non
     """Live ranges of a segment: all of it where torch cannot say, or must not be asked."""
     if blocks is None or info.owner.graph:
         return [(info.address, info.bytes)]
-    return merged((block.address, block.bytes) for block in blocks)
+    return [(block.address, block.bytes) for block in blocks]
 
 
-def _inside(info: _C.SegmentInfo, ranges: Iterable[Range]) -> list[Range]:
-    end = info.address + info.bytes
-    return merged((at, size) for at, size in ranges if info.address <= at and at + size <= end)
+def _meeting(blocks: list[Range], kept: list[Range]) -> list[Range]:
+    """The blocks that hold something kept, whole: what torch rounded up comes along."""
+    return [
+        (at, size)
+        for at, size in blocks
+        if any(start < at + size and at < start + length for start, length in kept)
+    ]
 
 
 def merged(ranges: Iterable[Range]) -> list[Range]:

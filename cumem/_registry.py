@@ -46,7 +46,7 @@ class TagState:
     """What is known of one tag."""
 
     epoch: int = 0
-    discarded: bool = False  # asleep, and contents were thrown away
+    discarded: set[int] = field(default_factory=set)  # serials of segments that lost contents
 
 
 @dataclass(frozen=True)

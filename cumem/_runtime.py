@@ -30,6 +30,7 @@ class Runtime:
     backend: Backend
     emulated: bool
     watched: set[int] = field(default_factory=set)  # devices whose torch streams are known
+    digest_tried: set[int] = field(default_factory=set)  # devices asked to digest
     told: int = 0  # faults of free() that were warned about
 
     def device_name(self, device: int) -> str:
@@ -146,7 +147,8 @@ def watch_streams(runtime: Runtime, device: int) -> None:
     with _lock:
         if device in runtime.watched:
             return
-        with translated(f"device {runtime.device_name(device)}", "Nothing was changed."):
+        kind = runtime.backend.device_type
+        with translated(f"device {kind}:{device}", "Nothing was changed.", kind):
             runtime.allocator.watch(device, runtime.backend.streams(device))
         runtime.watched.add(device)
 

@@ -7,17 +7,24 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from cumem import _C, _registry, _snapshot, hooks
+from cumem import _C, _declared, _registry, _runtime, _snapshot, hooks
 from cumem._plan import Decision, Request, decide
 from cumem._runtime import Runtime
 from cumem._text import size
 from cumem.errors import BusyError, CumemError, translated
+from cumem.options import CleanCheck
 from cumem.reports import SleepReport, WakeReport
 
 _LEFT_BY_SLEEP = (
     "What is asleep has its backup and everything else is untouched (cumem.stats() tells); "
     "repeat the call to go on."
 )
+
+_CHECKS = {
+    CleanCheck.DIGEST: _C.CleanCheck.digest,
+    CleanCheck.NEVER: _C.CleanCheck.never,
+    CleanCheck.DECLARED: _C.CleanCheck.declared,
+}
 
 _operation = threading.Lock()
 _operating: int | None = None  # the thread that has it
@@ -32,7 +39,9 @@ class Slept:
 
     def report(self, runtime: Runtime, seconds: float) -> SleepReport:
         went = set(self.result.segments)
-        gone = [item for item in self.decisions if item.info.address in went]
+        ended = [item for item in self.decisions if item.info.address in went]
+        # One that goes on from a refused unmap was counted as asleep before.
+        gone = [item for item in ended if not item.info.asleep]
         offloaded = sum(item.backup_bytes for item in gone)
         return SleepReport(
             freed_bytes=self.result.freed_bytes,
@@ -43,10 +52,17 @@ class Slept:
             host_bytes=runtime.allocator.host_usage().held_bytes,
             pageable_bytes=self.result.pageable_bytes,
             seconds=seconds,
-            tags=frozenset(item.info.owner.tag for item in gone),
-            devices=tuple(sorted({item.info.device for item in gone})),
+            tags=frozenset(item.info.owner.tag for item in ended),
+            devices=tuple(sorted({item.info.device for item in ended})),
+            clean_check=self.check,
             phases=dict(self.result.phases),
         )
+
+    @property
+    def check(self) -> str:
+        """How unchanged contents were found out: ``digest``, ``declared`` or ``never``."""
+        chosen = _runtime.current_options().clean_check.value
+        return chosen if self.result.digested or chosen == "declared" else "never"
 
 
 @dataclass(frozen=True)
@@ -122,17 +138,18 @@ def put_to_sleep(runtime: Runtime, operation: str, request: Request) -> Slept:
     _snapshot.drop_retired(runtime)
     decisions = decide(runtime, request)
     infos = [item.info for item in decisions]
-    plans = [_C.SegmentPlan(item.info.address, list(item.backup)) for item in decisions]
+    unchanged = _declared.unchanged()
+    plans = [_C.SegmentPlan(item.info.address, list(item.backup), unchanged) for item in decisions]
     try:
         if infos:
             hooks.run_before_unmap(infos)
-        with translated(operation, _LEFT_BY_SLEEP):
-            result = runtime.allocator.sleep(plans)
+        with translated(operation, _LEFT_BY_SLEEP, runtime.backend.device_type):
+            result = runtime.allocator.sleep(plans, _CHECKS[_runtime.current_options().clean_check])
     except CumemError:
-        _book(runtime, decisions)
         _tell_who_stayed(runtime, infos)
         raise
-    _book(runtime, decisions)
+    finally:
+        _book(runtime, decisions)
     return Slept(decisions, result)
 
 
@@ -144,13 +161,13 @@ def wake(runtime: Runtime, operation: str, tags: Collection[str], fill: int | No
         "backup was dropped; free memory and call wake_up again."
     )
     try:
-        with translated(operation, left):
+        with translated(operation, left, runtime.backend.device_type):
             result = _wake_or_clear_caches(runtime, [info.address for info in waking], fill)
     finally:
         _mark(runtime)
     addresses = set(result.segments)
     woken = [info for info in waking if info.address in addresses]
-    undefined = frozenset(tag for tag in {info.owner.tag for info in woken} if _forget(tag))
+    undefined = frozenset(info.owner.tag for info in woken if _forget(info))
     if woken:
         hooks.run_after_map(woken)
     return Woken(woken, result, undefined)
@@ -188,10 +205,11 @@ def _book(runtime: Runtime, decisions: list[Decision]) -> None:
     """Moves the epoch of tags that lost contents, and marks what sleeps."""
     asleep = {info.address for info in runtime.allocator.segments() if info.asleep}
     gone = [item for item in decisions if item.info.address in asleep and not item.info.asleep]
-    for tag in {item.info.owner.tag for item in gone if item.discarded_bytes}:
-        state = _registry.tag_state(tag)
-        state.epoch += 1
-        state.discarded = True
+    lost = [item for item in gone if item.discarded_bytes]
+    for tag in {item.info.owner.tag for item in lost}:
+        _registry.tag_state(tag).epoch += 1
+    for item in lost:
+        _registry.tag_state(item.info.owner.tag).discarded.add(item.info.serial)
     _mark(runtime)
 
 
@@ -200,7 +218,9 @@ def _mark(runtime: Runtime) -> None:
     _registry.mark_asleep(asleep)
 
 
-def _forget(tag: str) -> bool:
-    state = _registry.tag_state(tag)
-    discarded, state.discarded = state.discarded, False
-    return discarded
+def _forget(info: _C.SegmentInfo) -> bool:
+    """Had the segment lost contents? It starts anew."""
+    discarded = _registry.tag_state(info.owner.tag).discarded
+    known = info.serial in discarded
+    discarded.discard(info.serial)
+    return known

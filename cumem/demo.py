@@ -40,8 +40,8 @@ def run(model: str | None, size_bytes: int | None, say: Say) -> int:
         0 when every pointer and every bit was the same, otherwise 1.
 
     Raises:
-        DemoError: it cannot be run like this. CumemError, torch.OutOfMemoryError: as
-            the calls that it makes. Nothing is left behind.
+        DemoError: it cannot be run like this, or the model is not deterministic.
+        CumemError, torch.OutOfMemoryError: what the calls raise that it makes.
     """
     runtime = _runtime.current()
     device = runtime.backend.current_device()
@@ -54,7 +54,7 @@ def run(model: str | None, size_bytes: int | None, say: Say) -> int:
         f"of {size(info.total_bytes)}"
     )
     say("")
-    return _Demo(subject, say, info).run()
+    return _Demo(subject, say).run()
 
 
 def _subject(
@@ -116,10 +116,9 @@ class _Picture:
 class _Demo:
     """One run; what is not as it should be is collected in ``faults``."""
 
-    def __init__(self, subject: Subject, say: Say, info: _C.DeviceInfo) -> None:
+    def __init__(self, subject: Subject, say: Say) -> None:
         self.subject = subject
         self.say = say
-        self.info = info
         self.device = cumem.default_device()
         self.faults: list[str] = []
         self.notes: list[str] = []  # for below the table

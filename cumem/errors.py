@@ -57,34 +57,32 @@ _FORKED = (
 )
 
 
-def from_status(error: _C.StatusError, operation: str, left: str) -> CumemError:
+def from_status(error: _C.StatusError, operation: str, left: str, kind: str = "cuda") -> CumemError:
     """The public error for what the core reports.
 
     Args:
         error: what the core raised.
         operation: the call the user made, as text: ``wake_up("kv_cache")``.
         left: what is left and what to do, as whole sentences.
+        kind: what torch calls the devices.
     """
+    where = f" on {kind}:{error.device}" if error.device >= 0 else ""
     if error.fault == "dead_context":
         return DriverError(f"{operation}: {error.call} failed ({error.code_name}): {_DEAD}")
     if error.fault == "forked":
         return DriverError(f"{operation}: {_FORKED}")
     if error.fault == "capture":
-        return BusyError(f"{operation}: a CUDA graph capture is under way{_where(error)}. {left}")
+        return BusyError(f"{operation}: a CUDA graph capture is under way{where}. {left}")
     if error.fault == "device_memory":
-        return DeviceOutOfMemoryError(f"{operation}: {_memory(error)}. {left}")
+        return DeviceOutOfMemoryError(f"{operation}: {_memory(error, where)}. {left}")
     if error.fault == "host_memory":
-        return HostOutOfMemoryError(f"{operation}: {_memory(error)}. {left}")
-    return DriverError(f"{operation}: {_what(error)} failed{_why(error)}. {left}")
+        return HostOutOfMemoryError(f"{operation}: {_memory(error, where)}. {left}")
+    return DriverError(f"{operation}: {_what(error, where)} failed{_why(error)}. {left}")
 
 
-def _what(error: _C.StatusError) -> str:
+def _what(error: _C.StatusError, where: str) -> str:
     amount = f" of {size(error.bytes)}" if error.bytes else ""
-    return f"{error.call}{amount}{_where(error)}"
-
-
-def _where(error: _C.StatusError) -> str:
-    return f" on cuda:{error.device}" if error.device >= 0 else ""
+    return f"{error.call}{amount}{where}"
 
 
 def _why(error: _C.StatusError) -> str:
@@ -92,14 +90,14 @@ def _why(error: _C.StatusError) -> str:
     return f" ({reason})" if reason else ""
 
 
-def _memory(error: _C.StatusError) -> str:
-    return f"{_what(error)} failed{_why(error)}; {size(error.free_bytes)} free"
+def _memory(error: _C.StatusError, where: str) -> str:
+    return f"{_what(error, where)} failed{_why(error)}; {size(error.free_bytes)} free"
 
 
 @contextmanager
-def translated(operation: str, left: str) -> Iterator[None]:
+def translated(operation: str, left: str, kind: str = "cuda") -> Iterator[None]:
     """Turns what the core raises inside the block into the public error."""
     try:
         yield
     except _C.StatusError as error:
-        raise from_status(error, operation, left) from error
+        raise from_status(error, operation, left, kind) from error

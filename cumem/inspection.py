@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import gc
+from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 
 from cumem import _registry, _runtime, _snapshot
+from cumem._arguments import check_tag
 from cumem._runtime import Runtime
 from cumem._text import choices
 
@@ -33,17 +35,18 @@ def is_mapped(tensor: torch.Tensor) -> bool:
 
     Cheap, and safe from any thread.
     """
+    address, size = _place(tensor)
     runtime = _runtime.if_started()
-    address = _address(tensor)
     if runtime is None or runtime.allocator.owner_of(address) is None:
         return True
-    return runtime.allocator.is_awake(address, tensor.untyped_storage().nbytes())
+    return runtime.allocator.is_awake(address, size)
 
 
 def tag_of(tensor: torch.Tensor) -> str | None:
     """The tag of the pool that ``tensor`` lives in; None when it is not in one."""
+    address, _ = _place(tensor)
     runtime = _runtime.if_started()
-    owner = runtime.allocator.owner_of(_address(tensor)) if runtime is not None else None
+    owner = runtime.allocator.owner_of(address) if runtime is not None else None
     return owner.tag if owner is not None else None
 
 
@@ -54,9 +57,9 @@ def covered(module: torch.nn.Module, tag: str = "weights") -> list[str]:
     everywhere and count as covered.
 
     Raises:
-        ValueError: an unknown tag.
+        ValueError: an unknown tag. TypeError: a module or tag that is none.
     """
-    _check_known(tag)
+    _check(module, tag)
     return [name for name, tensor in _named(module) if not _inside(tensor, tag)]
 
 
@@ -67,13 +70,13 @@ def uncovered(module: torch.nn.Module, tag: str = "weights") -> list[LiveBlock]:
     plain attributes, tables, scales. Look before you discard.
 
     Raises:
-        ValueError: an unknown tag.
+        ValueError: an unknown tag. TypeError: a module or tag that is none.
     """
-    _check_known(tag)
+    _check(module, tag)
     runtime = _runtime.if_started()
     if runtime is None:
         return []
-    used = {_address(tensor) for _, tensor in _named(module)}
+    used = sorted(_place(tensor)[0] for _, tensor in _named(module))
     blocks = [block for block in _live(runtime, tag) if not _holds_any(block, used)]
     holders = _holders(blocks) if blocks else {}
     return [
@@ -82,14 +85,19 @@ def uncovered(module: torch.nn.Module, tag: str = "weights") -> list[LiveBlock]:
     ]
 
 
-def _address(tensor: torch.Tensor) -> int:
+def _place(tensor: torch.Tensor) -> tuple[int, int]:
+    """Address and bytes of the tensor's storage; zeros where it has none (sparse, meta)."""
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(f"expected a tensor, not {type(tensor).__name__}")
-    return tensor.untyped_storage().data_ptr()
+    try:
+        storage = tensor.untyped_storage()
+        return storage.data_ptr(), storage.nbytes()
+    except (NotImplementedError, RuntimeError):
+        return 0, 0
 
 
 def _inside(tensor: torch.Tensor, tag: str) -> bool:
-    return tensor.untyped_storage().nbytes() == 0 or tag_of(tensor) == tag
+    return _place(tensor)[1] == 0 or tag_of(tensor) == tag
 
 
 def _named(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
@@ -97,7 +105,10 @@ def _named(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     yield from module.named_buffers()
 
 
-def _check_known(tag: str) -> None:
+def _check(module: torch.nn.Module, tag: str) -> None:
+    if not isinstance(module, torch.nn.Module):
+        raise TypeError(f"expected a module, not {type(module).__name__}")
+    check_tag(tag)
     known = _registry.known_tags()
     if tag not in known:
         raise ValueError(f"unknown tag {tag!r}; known tags: {choices(known)}")
@@ -109,8 +120,10 @@ def _live(runtime: Runtime, tag: str) -> list[_snapshot.Block]:
     return [block for segment in segments for block in segment.live]
 
 
-def _holds_any(block: _snapshot.Block, addresses: set[int]) -> bool:
-    return any(block.address <= at < block.address + block.bytes for at in addresses)
+def _holds_any(block: _snapshot.Block, addresses: list[int]) -> bool:
+    """Is one of these sorted addresses in the block?"""
+    first = bisect_left(addresses, block.address)
+    return first < len(addresses) and addresses[first] < block.address + block.bytes
 
 
 def _holders(blocks: list[_snapshot.Block]) -> dict[int, list[torch.Tensor]]:
@@ -118,12 +131,6 @@ def _holders(blocks: list[_snapshot.Block]) -> dict[int, list[torch.Tensor]]:
     found: dict[int, list[torch.Tensor]] = {}
     starts = {block.address for block in blocks}
     for thing in gc.get_objects():
-        if not issubclass(type(thing), torch.Tensor):
-            continue
-        try:
-            address = thing.untyped_storage().data_ptr()
-        except (RuntimeError, NotImplementedError):  # fake, meta and sparse tensors have none
-            continue
-        if address in starts:
+        if issubclass(type(thing), torch.Tensor) and (address := _place(thing)[0]) in starts:
             found.setdefault(address, []).append(thing)
     return found

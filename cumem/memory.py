@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from cumem import _registry, _runtime, _snapshot
+from cumem._arguments import known_tags
 from cumem._runtime import Runtime
-from cumem._text import choices
 
 
 def default_device() -> torch.device:
@@ -28,27 +28,31 @@ def trim(tag: str | None = None) -> int:
         tag: only this tag; None: all.
 
     Raises:
-        ValueError: an unknown tag; nothing is changed.
+        ValueError: an unknown tag. TypeError: not a string. Nothing is changed.
     """
-    known = _registry.known_tags()
-    if tag is not None and tag not in known:
-        raise ValueError(f"unknown tag {tag!r}; known tags: {choices(known)}")
+    if tag is not None:
+        known_tags([tag])
     runtime = _runtime.if_started()
     if runtime is None:
         return 0
-    before = _segment_bytes(runtime)
+    before = _segment_bytes(runtime, tag)
     _registry.retire([entry for entry in _registry.pools() if tag in (None, entry.tag)])
     _snapshot.drop_retired(runtime)
     if not _registry.open_scopes():
         runtime.backend.empty_cache()
-    return before - _segment_bytes(runtime)
+    return before - _segment_bytes(runtime, tag)
 
 
 def release_host_memory() -> int:
-    """Gives host memory that no backup needs back to the system; returns its bytes."""
+    """Gives host memory back to the system; returns its bytes.
+
+    Backups of what is asleep stay. Those kept for memory that is awake go, so the
+    next sleep copies everything.
+    """
     runtime = _runtime.if_started()
     return runtime.allocator.release_host() if runtime is not None else 0
 
 
-def _segment_bytes(runtime: Runtime) -> int:
-    return sum(info.bytes for info in runtime.allocator.segments())
+def _segment_bytes(runtime: Runtime, tag: str | None) -> int:
+    segments = runtime.allocator.segments()
+    return sum(info.bytes for info in segments if tag in (None, info.owner.tag))

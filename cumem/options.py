@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, fields
 from enum import Enum
+from pathlib import Path
 
 from cumem._text import choices
 
@@ -39,6 +40,14 @@ class OnSleep(str, Enum):
             raise ValueError(f"unknown on_sleep {value!r}; choices: {names}") from None
 
 
+class CleanCheck(str, Enum):
+    """How a sleep finds out what its backups hold already."""
+
+    DIGEST = "digest"  # by digests that the device computes
+    NEVER = "never"  # not at all: everything is copied
+    DECLARED = "declared"  # as mark_clean() and mark_dirty() say
+
+
 @dataclass(frozen=True, kw_only=True)
 class Options:
     """How the allocator works. Give it to :func:`cumem.configure`.
@@ -50,7 +59,10 @@ class Options:
             a sleep that needs more than the host has available is refused.
         allow_pageable: when the driver refuses to pin host memory, use it unpinned
             (slower, said in the report) instead of refusing to sleep.
-        retain_backup: keep host memory after a wake for the next sleep.
+        retain_backup: keep backups after a wake, so that the next sleep copies only
+            what has changed. False: their memory goes back to the system at wake.
+        clean_check: how a sleep finds out what has not changed: ``"digest"``,
+            ``"never"`` or ``"declared"``.
         host_threads: threads that touch new host memory; 0: one per processor.
         warn_empty_scope: warn when a scope ends in which nothing was captured.
     """
@@ -59,10 +71,12 @@ class Options:
     host_limit_bytes: int | None = None
     allow_pageable: bool = True
     retain_backup: bool = True
+    clean_check: CleanCheck = CleanCheck.DIGEST
     host_threads: int = 0
     warn_empty_scope: bool = True
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "clean_check", _clean_check(self.clean_check))
         for field in fields(self):
             _check_type(field.name, getattr(self, field.name))
         if self.chunk_bytes <= 0 or self.chunk_bytes % (2 * MIB):
@@ -73,11 +87,19 @@ class Options:
             raise ValueError(f"host_threads must not be negative, not {self.host_threads}")
 
 
+def _clean_check(value: CleanCheck | str) -> CleanCheck:
+    try:
+        return CleanCheck(value)
+    except ValueError:
+        names = choices(check.value for check in CleanCheck)
+        raise ValueError(f"unknown clean_check {value!r}; choices: {names}") from None
+
+
 _BOOLEAN = ("allow_pageable", "retain_backup", "warn_empty_scope")
 
 
 def _check_type(name: str, value: object) -> None:
-    if name == "host_limit_bytes" and value is None:
+    if name == "clean_check" or (name == "host_limit_bytes" and value is None):
         return
     wanted = bool if name in _BOOLEAN else int
     if type(value) is not wanted:
@@ -108,6 +130,12 @@ def choose_emulator() -> None:
     changes the choice.
     """
     os.environ["CUMEM_DRIVER"] = "emulated"
+
+
+def cache_folder() -> Path:
+    """Where compiled kernels are kept: ``XDG_CACHE_HOME`` or ``~/.cache``."""
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "cumem"
 
 
 def allocator_settings_in_environment() -> str:

@@ -14,11 +14,12 @@ from __future__ import annotations
 import threading
 import warnings
 from contextlib import ContextDecorator, ExitStack
+from dataclasses import dataclass, replace
 from types import TracebackType
 
 import torch
 
-from cumem import _C, _registry, _runtime, _snapshot
+from cumem import _C, _digest, _registry, _runtime, _snapshot
 from cumem._arguments import check_tag
 from cumem._devices import DeviceLike, device_index
 from cumem._registry import PoolEntry
@@ -68,7 +69,10 @@ class Pool:
 
     @property
     def captured_bytes(self) -> int:
-        """Live bytes that were not there when this scope was entered."""
+        """Bytes of live blocks that were not there when this scope was entered.
+
+        A block in the place of one that died meanwhile cannot be told from it.
+        """
         return sum(size for at, size in self._blocks().items() if at not in self._before)
 
     def __repr__(self) -> str:
@@ -89,43 +93,62 @@ class Pool:
         }
 
 
+@dataclass(frozen=True)
+class _Wanted:
+    """What a scope was asked for; the rest is decided when it is entered."""
+
+    tag: str
+    on_sleep: OnSleep
+    device: DeviceLike
+    graph: bool  # a pool for captured graphs: torch routes to it, not the scope
+
+
 class _Scope(ContextDecorator):
     """One use of a pool; see :func:`use_memory_pool`."""
 
-    def __init__(self, entry: PoolEntry, runtime: Runtime, *, routed: bool) -> None:
-        self._wanted = entry
-        self._runtime = runtime
-        self._routed = routed  # torch sends this thread's allocations to the pool
-        self._entry: PoolEntry | None = None
+    def __init__(self, wanted: _Wanted) -> None:
+        self._wanted = wanted
         self._pool: Pool | None = None
         self._stack = ExitStack()
         self._ident = 0
+        runtime = _runtime.if_started()
+        if runtime is not None:
+            device_index(wanted.device, runtime)  # a wrong device is said at once
 
     def _recreate_cm(self) -> _Scope:
-        return _Scope(self._wanted, self._runtime, routed=self._routed)
+        return _Scope(self._wanted)
 
     def __enter__(self) -> Pool:
         if self._pool is not None:
             raise RuntimeError("a scope can be entered once; call use_memory_pool again")
-        runtime = self._runtime
         self._ident = threading.get_ident()
-        _runtime.watch_streams(runtime, self._wanted.device)
+        runtime = _runtime.current()
+        template = self._template(runtime)
+        _runtime.watch_streams(runtime, template.device)
+        _digest.load_once(runtime, template.device)
         _snapshot.drop_retired(runtime)
         with ExitStack() as stack:
-            token = _registry.open_scope(self._wanted)
+            token = _registry.open_scope(template)
             stack.callback(_registry.close_scope, token)
-            entry = self._check_out()
+            entry = _check_out(runtime, template)
             stack.callback(_registry.check_in, entry)
-            self._pool = Pool(entry, runtime)
-            number = _C.push_scope(_owner(entry, runtime))
+            pool = Pool(entry, runtime)
+            number = _C.push_scope(entry.device, _owner(entry))
             stack.callback(_C.pop_scope, number)
             stack.enter_context(runtime.backend.plain_segments())
-            if self._routed:
+            if not self._wanted.graph:
                 assert entry.handle is not None
                 stack.enter_context(runtime.backend.use_pool(entry.handle, entry.device))
             self._stack = stack.pop_all()
-        self._entry = entry
-        return self._pool
+        self._pool = pool
+        return pool
+
+    def _template(self, runtime: Runtime) -> PoolEntry:
+        wanted = self._wanted
+        index = device_index(wanted.device, runtime)
+        # A pool entered inside a capture belongs to the graph that is captured.
+        graph = wanted.graph or runtime.backend.is_capturing()
+        return PoolEntry(wanted.tag, index, wanted.on_sleep, graph=graph, handle=None)
 
     def __exit__(
         self,
@@ -133,7 +156,7 @@ class _Scope(ContextDecorator):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        empty = error is None and self._routed and self._is_empty()
+        empty = error is None and not self._wanted.graph and self._is_empty()
         self._stack.close()
         if threading.get_ident() != self._ident and error is None:
             raise RuntimeError(
@@ -143,20 +166,6 @@ class _Scope(ContextDecorator):
             )
         if empty:
             self._warn_empty()
-
-    def _check_out(self) -> PoolEntry:
-        found = _registry.check_out(self._wanted)
-        if found is not None:
-            return found
-        wanted = self._wanted
-        _clear_caches_when_short(self._runtime, wanted.device)
-        handle = self._runtime.backend.make_pool(wanted.device)
-        entry = PoolEntry(
-            wanted.tag, wanted.device, wanted.on_sleep, wanted.graph, handle, in_use=True
-        )
-        _registry.add(entry)
-        _registry.tag_state(wanted.tag)
-        return entry
 
     def _is_empty(self) -> bool:
         if self._pool is None or not _runtime.current_options().warn_empty_scope:
@@ -199,11 +208,7 @@ def use_memory_pool(
         DriverError: no usable driver. Nothing is changed by any of these.
     """
     check_tag(tag)
-    policy = OnSleep.of(on_sleep, tag)
-    runtime = _runtime.current()
-    index = device_index(device, runtime)
-    graph = runtime.backend.is_capturing()
-    return _Scope(PoolEntry(tag, index, policy, graph=graph, handle=None), runtime, routed=True)
+    return _Scope(_Wanted(tag, OnSleep.of(on_sleep, tag), device, graph=False))
 
 
 def graph_pool(
@@ -218,14 +223,23 @@ def graph_pool(
     Args and errors are those of :func:`use_memory_pool`.
     """
     check_tag(tag)
-    policy = OnSleep.of(on_sleep, tag)
-    runtime = _runtime.current()
-    index = device_index(device, runtime)
-    entry = PoolEntry(tag, index, policy, graph=True, handle=None)
-    return _Scope(entry, runtime, routed=False)
+    return _Scope(_Wanted(tag, OnSleep.of(on_sleep, tag), device, graph=True))
 
 
-def _owner(entry: PoolEntry, runtime: Runtime) -> _C.Owner:
+def _check_out(runtime: Runtime, template: PoolEntry) -> PoolEntry:
+    """An idle pool with the key of ``template``, or a new one."""
+    found = _registry.check_out(template)
+    if found is not None:
+        return found
+    _clear_caches_when_short(runtime, template.device)
+    handle = runtime.backend.make_pool(template.device)
+    entry = replace(template, handle=handle, in_use=True)
+    _registry.add(entry)
+    _registry.tag_state(entry.tag)
+    return entry
+
+
+def _owner(entry: PoolEntry) -> _C.Owner:
     owner = _C.Owner(entry.tag, entry.on_sleep.value, pool=entry.number, graph=entry.graph)
     if entry.graph:
         _C.set_graph_owner(owner)
@@ -238,7 +252,8 @@ def _clear_caches_when_short(runtime: Runtime, device: int) -> None:
     While a scope is open torch does not free its caches when it runs out
     (Note [One scope, one pool] has the reason: a pool in use counts as a capture).
     """
-    with translated(f"scope on {runtime.device_name(device)}", "Nothing was changed."):
+    name = runtime.device_name(device)
+    with translated(f"scope on {name}", "Nothing was changed.", runtime.backend.device_type):
         info = runtime.allocator.device_info(device)
     idle = not _registry.open_scopes() or len(_registry.open_scopes()) == 1
     if info.free_bytes * 10 < info.total_bytes and idle and not runtime.backend.is_capturing():

@@ -27,6 +27,8 @@ class SleepReport:
         seconds: wall time of the call.
         tags: tags of which something went to sleep in this call.
         devices: ordinals of the devices concerned.
+        clean_check: how unchanged contents were found out: ``"digest"``,
+            ``"declared"``, or ``"never"`` (not at all: everything was copied).
         phases: seconds by phase.
     """
 
@@ -40,6 +42,7 @@ class SleepReport:
     seconds: float = 0.0
     tags: frozenset[str] = frozenset()
     devices: tuple[int, ...] = ()
+    clean_check: str = "never"
     phases: Mapping[str, float] = field(default_factory=dict)
 
     def __str__(self) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from cumem import _C, _registry, _runtime
@@ -16,6 +16,8 @@ from cumem._emulated_backend import EmulatedBackend
 from cumem._emulator import Library, error_code, library
 from cumem._runtime import Runtime
 
+_GRANULE = 2 << 20
+_MOST_BYTES = 1 << 46
 _STREAMS = 4  # per device, in the place of those that torch keeps for ever
 
 
@@ -145,7 +147,7 @@ class EmulatedDriver:
         self._library.set_host_refusal(self.machine, int(refuse))
 
     def poison(self, device: int = 0, code: str = "CUDA_ERROR_ILLEGAL_ADDRESS") -> None:
-        """Ends the device's context, as an illegal access does."""
+        """Ends the device's context, as an illegal access does; CUDA_SUCCESS revives it."""
         self._library.poison(self.machine, device, error_code(code))
 
     def is_capturing(self) -> bool:
@@ -163,7 +165,12 @@ class EmulatedDriver:
 
 
 @contextmanager
-def emulated_driver(capacity_bytes: int = 4 << 30, devices: int = 1) -> Iterator[EmulatedDriver]:
+def emulated_driver(
+    capacity_bytes: int = 4 << 30,
+    devices: int = 1,
+    *,
+    attributes: Mapping[int, int | None] | None = None,
+) -> Iterator[EmulatedDriver]:
     """Puts a fresh emulated machine behind cumem within the block.
 
     Tensors made on the cpu inside a scope then live in emulated device memory.
@@ -172,16 +179,21 @@ def emulated_driver(capacity_bytes: int = 4 << 30, devices: int = 1) -> Iterator
     Args:
         capacity_bytes: memory of each device, rounded down to 2 MiB.
         devices: how many devices, 1 to 64.
+        attributes: device attributes (CUdevice_attribute) that differ from the
+            emulator's own; None makes one unknown.
 
     Raises:
         ValueError: a machine cannot be like that.
     """
     emulator = library()
-    machine = emulator.create(capacity_bytes, devices)
+    sensible = _GRANULE <= capacity_bytes <= _MOST_BYTES
+    machine = emulator.create(capacity_bytes, devices) if sensible else -1
     if machine < 0:
         raise ValueError(f"no machine of {devices} device(s) with {capacity_bytes} bytes each")
     before = emulator.select(machine)
     steering = EmulatedDriver(machine)
+    for attribute, value in (attributes or {}).items():
+        steering.set_attribute(attribute, value)
     previous = _runtime.replace(_make_runtime(steering, devices))
     state = _registry.replace(_registry.State())
     try:

@@ -149,15 +149,51 @@ void Allocator::end(std::unique_ptr<Segment> segment) noexcept {
   Status status = context.status();
   if (status.ok() && segment->mapped_bytes() > 0) status = segment->device().synchronize();
   if (status.ok()) status = segment->give_back();
+  const bool had_backup = segment->backup.host.bytes() > 0;
+  segment->backup = Backup{};
   if (!status.ok()) quarantine(std::move(segment));
+  if (had_backup && !host_.config().retain) host_.release_idle();
 }
 
 void Allocator::quarantine(std::unique_ptr<Segment> segment) {
-  segment->backup.host.reset();
   std::lock_guard<std::mutex> lock(mutex_);
   counters_.quarantined += 1;
   counters_.quarantined_bytes += segment->bytes();
   quarantine_.push_back(std::move(segment));
+}
+
+Status Allocator::load_digester(int ordinal, const void* image) {
+  std::lock_guard<std::mutex> operation(operation_);
+  if (has_digester(ordinal)) return {};
+  Device* device = nullptr;
+  if (Status status = this->device(ordinal, &device); !status.ok()) return status;
+  RelaxedCapture relaxed(*driver_);
+  ContextGuard context(*device);
+  std::unique_ptr<Digester> digester;
+  Status status = context.status();
+  if (status.ok()) status = Digester::open(*device, image, digester);
+  if (!status.ok()) return status;
+  std::lock_guard<std::mutex> lock(mutex_);
+  digesters_[ordinal] = std::move(digester);
+  return {};
+}
+
+bool Allocator::has_digester(int ordinal) const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return digesters_.count(ordinal) > 0;
+}
+
+std::size_t Allocator::release_host() {
+  std::lock_guard<std::mutex> operation(operation_);
+  std::vector<Backup> kept;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    for (auto& [address, segment] : segments_)
+      if (segment->state == SegmentState::awake)
+        kept.push_back(std::exchange(segment->backup, Backup{}));
+  }
+  kept.clear();
+  return host_.release_idle();
 }
 
 bool Allocator::capturing(int ordinal) {

@@ -32,6 +32,7 @@
 #include <vector>
 
 #include "core/device.h"
+#include "core/digester.h"
 #include "core/driver.h"
 #include "core/host_store.h"
 #include "core/requests.h"
@@ -39,6 +40,9 @@
 #include "core/status.h"
 
 namespace cumem {
+
+class Transfers;
+struct Leaving;
 
 class Allocator {
  public:
@@ -86,6 +90,15 @@ class Allocator {
   bool capturing(int device);
   Status device(int ordinal, Device** out);
 
+  // Gives a device the kernel that computes digests; until then, and where it
+  // fails, sleeps copy everything. Loading it twice does nothing.
+  Status load_digester(int ordinal, const void* image);
+  bool has_digester(int ordinal) const;
+
+  // Drops backups that are kept for segments that are awake, then gives back all
+  // host memory that no backup needs; returns the bytes.
+  std::size_t release_host();
+
   HostStore& host() noexcept { return host_; }
   const Driver& driver() const noexcept { return *driver_; }
   void configure(const Config& config);
@@ -102,14 +115,21 @@ class Allocator {
   void quarantine(std::unique_ptr<Segment> segment);
 
   Status verify_ledger() const;  // pre: operation_ is held
+  Status sleep_alone(const SleepRequest& request, SleepResult& result);  // pre: the same
+  Status save_all(const std::vector<Device*>& devices, std::vector<Leaving>& leaving,
+                  CleanCheck check, Transfers& transfers);
+  bool all_digest(const std::vector<Device*>& devices);
+  Digester* digester_of(const Device& device);  // valid while operation_ is held
 
+  // Order matters: what comes later goes first, and needs what comes before it.
   const std::shared_ptr<const Driver> driver_;
+  std::mutex devices_mutex_;
+  std::map<int, std::unique_ptr<Device>> devices_;
   HostStore host_;
   std::mutex operation_;
   mutable std::mutex mutex_;
   Config config_;
-  std::mutex devices_mutex_;
-  std::map<int, std::unique_ptr<Device>> devices_;
+  std::map<int, std::unique_ptr<Digester>> digesters_;  // guarded by operation_ and mutex_
   Registry segments_;
   std::vector<std::unique_ptr<Segment>> quarantine_;  // the driver refused part of these
   std::vector<CUdeviceptr> deferred_;                 // freed during a capture

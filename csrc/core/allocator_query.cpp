@@ -21,6 +21,7 @@ SegmentInfo describe(const Segment& segment) {
   info.mapped_bytes =
       segment.in_transition ? (awake ? segment.bytes() : 0) : segment.mapped_bytes();
   info.mapped_chunks = segment.in_transition ? 0 : segment.mapped_chunks();
+  info.handles = segment.in_transition ? 0 : segment.handles();
   return info;
 }
 

@@ -2,24 +2,39 @@
 //
 // Three steps, and only the last one changes anything:
 //   1. take every byte of host memory that the plan needs;
-//   2. wait for the devices, copy every range, wait for the copies;
+//   2. wait for the devices, save every range, wait for the copies;
 //   3. segment by segment: publish "asleep" with its backup, unmap, release.
 // A failure in 1 or 2 drops what was taken and leaves everything as it was. The
 // driver may refuse an unmap in 3; then this segment is awake if nothing of it was
 // unmapped, else asleep with an exact count of mapped bytes and a whole backup;
 // the later ones are awake and untouched, and calling again goes on from there.
+//
+// A segment that woke keeps its backup. When it goes to sleep again with the same
+// ranges, only pieces that differ are copied into it (saver.h).
+#include <algorithm>
 #include <utility>
 
 #include "core/allocator.h"
+#include "core/saver.h"
 #include "core/transition.h"
 
 namespace cumem {
-namespace {
 
+// A segment on its way to sleep, with the backup that it will have.
 struct Leaving {
   Segment* segment = nullptr;
   Backup backup;
+  std::vector<Range> unchanged;
 };
+
+namespace {
+
+bool same(const std::vector<Range>& left, const std::vector<Range>& right) noexcept {
+  return std::equal(left.begin(), left.end(), right.begin(), right.end(),
+                    [](const Range& a, const Range& b) {
+                      return a.address == b.address && a.bytes == b.bytes;
+                    });
+}
 
 bool in_order(const Segment& segment, const std::vector<Range>& ranges) {
   CUdeviceptr last = segment.address();
@@ -45,6 +60,7 @@ Status select(const SleepRequest& request, Transition& transition, std::vector<L
     Leaving item;
     item.segment = segment;
     item.backup.ranges = plan.backup;
+    item.unchanged = plan.unchanged;
     leaving.push_back(std::move(item));
   }
   return {};
@@ -54,33 +70,52 @@ bool wants_copy(const Leaving& item) {
   return item.segment->state == SegmentState::awake && !item.backup.ranges.empty();
 }
 
+// Takes over the backups that segments kept since they woke. One with other ranges
+// is of no use: its memory goes back to the arena before new memory is taken.
+void take_kept_backups(std::vector<Leaving>& leaving, Transition& transition) {
+  std::vector<Backup> stale;
+  transition.publish([&] {
+    for (Leaving& item : leaving) {
+      if (item.segment->state != SegmentState::awake) continue;
+      Backup kept = std::exchange(item.segment->backup, Backup{});
+      if (kept.filled && same(kept.ranges, item.backup.ranges)) std::swap(kept, item.backup);
+      stale.push_back(std::move(kept));
+    }
+  });
+}
+
+bool wants_host_memory(const Leaving& item) {
+  return wants_copy(item) && !item.backup.filled;
+}
+
 Status take_host_memory(HostStore& host, std::vector<Leaving>& leaving) {
   std::size_t bytes = 0;
   for (const Leaving& item : leaving)
-    if (wants_copy(item)) bytes += total_bytes(item.backup.ranges);
+    if (wants_host_memory(item)) bytes += host.rounded(total_bytes(item.backup.ranges));
   for (Leaving& item : leaving) {
-    if (!wants_copy(item)) continue;
+    if (!wants_host_memory(item)) continue;
     const Device& device = item.segment->device();
-    ContextGuard context(device);
-    if (!context.status().ok()) return context.status();
-    if (bytes > 0)
-      if (Status status = host.reserve(bytes, device); !status.ok()) return status;
-    bytes = 0;  // the first call reserves for all
+    // The first call takes for all, so that one admission decides.
+    if (Status status = host.reserve(std::exchange(bytes, 0), device); !status.ok()) return status;
     Status status = host.take(total_bytes(item.backup.ranges), device, item.backup.host);
     if (!status.ok()) return status;
   }
   return {};
 }
 
-Status copy_out(std::vector<Leaving>& leaving, Transfers& transfers) {
+Status wait_for_devices(const Transition& transition) {
+  for (const Device* device : transition.devices())
+    if (Status status = device->synchronize(); !status.ok()) return status;
+  return {};
+}
+
+// pre: the device's context is current.
+Status save_on(Device& device, std::vector<Leaving>& leaving, Saver& saver) {
   for (Leaving& item : leaving) {
-    if (!wants_copy(item)) continue;
-    Device& device = item.segment->device();
-    ContextGuard context(device);
-    if (!context.status().ok()) return context.status();
-    if (Status status = transfers.on(device).copy(item.backup); !status.ok()) return status;
+    if (&item.segment->device() != &device || !wants_copy(item)) continue;
+    if (Status status = saver.save(item.backup, item.unchanged); !status.ok()) return status;
   }
-  return transfers.wait();
+  return saver.finish();
 }
 
 // Nothing of it was unmapped, so its contents are where they were.
@@ -95,51 +130,78 @@ void stay_awake(Segment& segment, Transition& transition) {
 Status release(Leaving& item, Transition& transition, SleepResult& result) {
   Segment& segment = *item.segment;
   transition.publish([&] {
-    if (segment.state == SegmentState::asleep) return;
+    if (segment.state == SegmentState::asleep) return;  // it goes on from an earlier try
+    item.backup.filled = true;
     segment.backup = std::move(item.backup);
     segment.state = SegmentState::asleep;
-    result.segments.push_back(segment.address());
   });
   ContextGuard context(segment.device());
   if (!context.status().ok()) return context.status();
   const std::size_t before = segment.mapped_bytes();
   Status status = segment.unmap();
   result.freed_bytes += before - segment.mapped_bytes();
+  if (status.ok()) result.segments.push_back(segment.address());
   if (!status.ok() && segment.mapped_bytes() == segment.bytes()) stay_awake(segment, transition);
   return status;
 }
 
-Status wait_for_devices(const Transition& transition) {
-  for (const Device* device : transition.devices())
-    if (Status status = device->synchronize(); !status.ok()) return status;
-  return {};
+}  // namespace
+
+Digester* Allocator::digester_of(const Device& device) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  auto found = digesters_.find(device.ordinal());
+  return found == digesters_.end() ? nullptr : found->second.get();
 }
 
-}  // namespace
+bool Allocator::all_digest(const std::vector<Device*>& devices) {
+  return std::all_of(devices.begin(), devices.end(),
+                     [this](const Device* device) { return digester_of(*device) != nullptr; });
+}
+
+Status Allocator::save_all(const std::vector<Device*>& devices, std::vector<Leaving>& leaving,
+                           CleanCheck check, Transfers& transfers) {
+  for (Device* device : devices) transfers.on(*device);
+  return on_each(devices, [&](Device& device) {
+    Saver saver(transfers.on(device), digester_of(device), check);
+    return save_on(device, leaving, saver);
+  });
+}
 
 Status Allocator::sleep(const SleepRequest& request, SleepResult& result) {
   std::lock_guard<std::mutex> operation(operation_);
+  Status status = sleep_alone(request, result);
+  // Memory that could not be pinned is of no use to the next try.
+  if (!status.ok()) host_.release_cold();
+  result.pageable_bytes = host_.usage().pageable_bytes;
+  return status;
+}
+
+Status Allocator::sleep_alone(const SleepRequest& request, SleepResult& result) {
   RelaxedCapture relaxed(*driver_);
   drain();
   Transition transition(*this);
   std::vector<Leaving> leaving;
-  Transfers transfers(Device::Direction::to_host);  // after what it copies: it waits before the backups go
+  Transfers transfers(Device::Direction::to_host);  // after what it copies: it waits before the
+                                                    // backups go
   Stopwatch watch(result.phases);
 
   Status status = select(request, transition, leaving);
   if (status.ok()) status = transition.refuse_captures();
   watch.lap("plan");
+  if (status.ok()) take_kept_backups(leaving, transition);
   if (status.ok()) status = take_host_memory(host_, leaving);
   watch.lap("host_memory");
   if (status.ok()) status = wait_for_devices(transition);
   watch.lap("wait");
-  if (status.ok()) status = copy_out(leaving, transfers);
+  if (status.ok())
+    status = save_all(transition.devices(), leaving, request.clean_check, transfers);
+  if (status.ok()) status = transfers.wait();
   watch.lap("copy");
   result.copied_bytes = transfers.copied_bytes();
+  result.digested = request.clean_check == CleanCheck::digest && all_digest(transition.devices());
   for (auto item = leaving.begin(); item != leaving.end() && status.ok(); ++item)
     status = release(*item, transition, result);
   watch.lap("release");
-  result.pageable_bytes = host_.usage().pageable_bytes;
   return status;
 }
 

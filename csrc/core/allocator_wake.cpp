@@ -1,9 +1,11 @@
 // Note [Wake is all or nothing]
 //
 // Everything asked for is created, mapped and restored before any of it is
-// published, and no backup is dropped before that. A failure on the way gives
-// back what this call mapped; the segments are asleep with their backups, as
-// before, and the call can be repeated.
+// published, and no backup is dropped before that. While one segment's bytes are
+// on their way the next one is created and mapped, so that the driver's calls hide
+// behind the copies. A failure waits for the copies and gives back what this call
+// mapped; the segments are asleep with their backups, as before, and the call can
+// be repeated.
 #include <utility>
 
 #include "core/allocator.h"
@@ -21,17 +23,6 @@ std::vector<Segment*> select(const WakeRequest& request, Transition& transition)
   return waking;
 }
 
-Status map_all(const std::vector<Segment*>& waking, WakeResult& result) {
-  for (Segment* segment : waking) {
-    ContextGuard context(segment->device());
-    if (!context.status().ok()) return context.status();
-    const std::size_t before = segment->mapped_bytes();
-    if (Status status = segment->map(); !status.ok()) return status;
-    result.mapped_bytes += segment->mapped_bytes() - before;
-  }
-  return {};
-}
-
 // The fill goes first on the same stream, so a backup always has the last word.
 Status restore(Segment& segment, const std::optional<unsigned char>& fill, Transfer& transfer) {
   if (fill && total_bytes(segment.backup.ranges) < segment.bytes()) {
@@ -41,17 +32,30 @@ Status restore(Segment& segment, const std::optional<unsigned char>& fill, Trans
   return segment.backup.ranges.empty() ? Status{} : transfer.copy(segment.backup);
 }
 
-Status restore_all(const std::vector<Segment*>& waking, const WakeRequest& request,
-                   WakeResult& result) {
+// pre: the segment's context is current.
+Status map_and_restore(Segment& segment, const WakeRequest& request, Transfer& transfer) {
+  Status status = segment.map();
+  return status.ok() ? restore(segment, request.fill, transfer) : status;
+}
+
+Status wake_all(const std::vector<Segment*>& waking, const std::vector<Device*>& devices,
+                const WakeRequest& request, WakeResult& result) {
   Transfers transfers(Device::Direction::to_device);
-  for (Segment* segment : waking) {
-    ContextGuard context(segment->device());
-    if (!context.status().ok()) return context.status();
-    Status status = restore(*segment, request.fill, transfers.on(segment->device()));
-    if (!status.ok()) return status;
-  }
+  Stopwatch watch(result.phases);
+  for (Device* device : devices) transfers.on(*device);
+  Status status = on_each(devices, [&](Device& device) {
+    for (Segment* segment : waking) {
+      if (&segment->device() != &device) continue;
+      Status one = map_and_restore(*segment, request, transfers.on(device));
+      if (!one.ok()) return one;
+    }
+    return Status{};
+  });
+  watch.lap("map_and_submit");
+  if (status.ok()) status = transfers.wait();
+  watch.lap("copy");
   result.restored_bytes = transfers.copied_bytes();
-  return transfers.wait();
+  return status;
 }
 
 void roll_back(const std::vector<Segment*>& waking) {
@@ -77,17 +81,13 @@ Status Allocator::wake(const WakeRequest& request, WakeResult& result) {
   std::lock_guard<std::mutex> operation(operation_);
   RelaxedCapture relaxed(*driver_);
   drain();
+  const bool retain = host_.config().retain;
   std::vector<Backup> spent;  // dropped last, when everything is awake
   Transition transition(*this);
-  Stopwatch watch(result.phases);
 
   const std::vector<Segment*> waking = select(request, transition);
   Status status = transition.refuse_captures();
-  watch.lap("plan");
-  if (status.ok()) status = map_all(waking, result);
-  watch.lap("map");
-  if (status.ok()) status = restore_all(waking, request, result);
-  watch.lap("copy");
+  if (status.ok()) status = wake_all(waking, transition.devices(), request, result);
   if (!status.ok()) {
     roll_back(waking);
     result = {};
@@ -98,11 +98,12 @@ Status Allocator::wake(const WakeRequest& request, WakeResult& result) {
     for (Segment* segment : waking) {
       segment->state = SegmentState::awake;
       result.segments.push_back(segment->address());
-      spent.push_back(std::exchange(segment->backup, Backup{}));
+      result.mapped_bytes += segment->bytes();
+      if (!retain) spent.push_back(std::exchange(segment->backup, Backup{}));
     }
   });
   spent.clear();
-  if (!host_.config().retain) host_.release_idle();
+  if (!retain) host_.release_idle();
   return {};
 }
 

@@ -18,21 +18,25 @@ Status Device::open(const Driver& driver, int ordinal, std::unique_ptr<Device>& 
   if (Status status = device->read_granularity(); !status.ok()) return status;
   device->drop_features_that_fail();
   device->find_peers();
+  device->find_processors();
   out = std::move(device);
   return {};
 }
 
 Device::~Device() {
   if (context_ == nullptr) return;
-  for (CUstream stream : copies_) {
-    if (stream == nullptr) continue;
+  {
     ContextGuard context(*this);
-    Status status = check(driver_.cuStreamDestroy(stream), "cuStreamDestroy", 0, ordinal_);
-    if (!status.ok()) driver_.refuse(status);
+    for (int i = 0; i < 2; ++i) {
+      if (copied_[i] != nullptr) give_back(driver_.cuEventDestroy(copied_[i]), "cuEventDestroy");
+      if (copies_[i] != nullptr) give_back(driver_.cuStreamDestroy(copies_[i]), "cuStreamDestroy");
+    }
   }
-  Status status =
-      check(driver_.cuDevicePrimaryCtxRelease(handle_), "cuDevicePrimaryCtxRelease", 0, ordinal_);
-  if (!status.ok()) driver_.refuse(status);
+  give_back(driver_.cuDevicePrimaryCtxRelease(handle_), "cuDevicePrimaryCtxRelease");
+}
+
+void Device::give_back(CUresult code, const char* call) const noexcept {
+  if (Status status = check(code, call, 0, ordinal_); !status.ok()) driver_.refuse(status);
 }
 
 Status Device::retain() {
@@ -117,6 +121,13 @@ bool Device::peers_accept() const {
              CUDA_SUCCESS;
 }
 
+void Device::find_processors() {
+  char bus[32] = {};
+  if (driver_.cuDeviceGetPCIBusId == nullptr) return;
+  if (driver_.cuDeviceGetPCIBusId(bus, sizeof(bus), handle_) != CUDA_SUCCESS) return;
+  processors_ = processors_near(bus);
+}
+
 Status Device::memory(std::size_t& free_bytes, std::size_t& total_bytes) const noexcept {
   ContextGuard context(*this);
   if (!context.status().ok()) return context.status();
@@ -159,13 +170,24 @@ bool Device::capturing() {
 
 Status Device::copy_stream(Direction direction, CUstream* out) {
   std::lock_guard<std::mutex> lock(streams_mutex_);
-  CUstream& stream = copies_[static_cast<int>(direction)];
+  const int i = static_cast<int>(direction);
+  constexpr unsigned flags = CU_EVENT_BLOCKING_SYNC | CU_EVENT_DISABLE_TIMING;
   Status status;
-  if (stream == nullptr)
-    status = check(driver_.cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING), "cuStreamCreate", 0,
+  if (copied_[i] == nullptr)
+    status = check(driver_.cuEventCreate(&copied_[i], flags), "cuEventCreate", 0, ordinal_);
+  if (status.ok() && copies_[i] == nullptr)
+    status = check(driver_.cuStreamCreate(&copies_[i], CU_STREAM_NON_BLOCKING), "cuStreamCreate", 0,
                    ordinal_);
-  *out = stream;
+  *out = copies_[i];
   return status;
+}
+
+Status Device::wait_for_copies(Direction direction) {
+  const int i = static_cast<int>(direction);
+  Status status =
+      check(driver_.cuEventRecord(copied_[i], copies_[i]), "cuEventRecord", 0, ordinal_);
+  if (!status.ok()) return status;
+  return check(driver_.cuEventSynchronize(copied_[i]), "cuEventSynchronize", 0, ordinal_);
 }
 
 Status Device::synchronize() const noexcept {
@@ -178,6 +200,9 @@ ContextGuard::ContextGuard(const Device& device) noexcept
     : driver_(device.driver()),
       status_(check(device.driver().cuCtxPushCurrent(device.context()), "cuCtxPushCurrent", 0,
                     device.ordinal())) {}
+
+ContextGuard::ContextGuard(const Driver& driver, CUcontext context) noexcept
+    : driver_(driver), status_(check(driver.cuCtxPushCurrent(context), "cuCtxPushCurrent")) {}
 
 // The caller must get its own state back, so a refusal is answered by asking once
 // more; only then is it booked.

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "core/driver.h"
+#include "core/processors.h"
 #include "core/status.h"
 
 namespace cumem {
@@ -46,6 +47,9 @@ class Device {
   // Who may touch memory of this device: itself, then every peer that can.
   const std::vector<CUmemAccessDesc>& access() const noexcept { return access_; }
 
+  // Processors on the device's NUMA node; null: any.
+  const std::shared_ptr<const cpu_set_t>& processors() const noexcept { return processors_; }
+
   std::size_t round_up(std::size_t bytes) const noexcept {
     return (bytes + granularity_ - 1) / granularity_ * granularity_;
   }
@@ -65,6 +69,8 @@ class Device {
   // does not wait for the legacy stream. pre: the context is current.
   enum class Direction { to_host, to_device };
   Status copy_stream(Direction direction, CUstream* out);
+  // Waits for what that stream was given, without burning a processor.
+  Status wait_for_copies(Direction direction);
 
   // Waits for all work on all streams. pre: no capture is under way.
   Status synchronize() const noexcept;
@@ -77,7 +83,9 @@ class Device {
   void drop_features_that_fail();
   void find_peers();
   bool peers_accept() const;
+  void find_processors();
   bool attribute(CUdevice_attribute name) const noexcept;
+  void give_back(CUresult code, const char* call) const noexcept;
   bool is_capturing(CUstream stream) const noexcept;
 
   const Driver& driver_;
@@ -89,8 +97,11 @@ class Device {
   CUmemAllocationProp prop_ = {};
   std::vector<CUmemAccessDesc> access_;
 
+  std::shared_ptr<const cpu_set_t> processors_;
+
   std::mutex streams_mutex_;
   CUstream copies_[2] = {nullptr, nullptr};
+  CUevent copied_[2] = {nullptr, nullptr};
   std::vector<CUstream> watched_;
   std::vector<CUstream> captured_;  // were capturing when they last came by
 };
@@ -99,6 +110,7 @@ class Device {
 class ContextGuard {
  public:
   explicit ContextGuard(const Device& device) noexcept;
+  ContextGuard(const Driver& driver, CUcontext context) noexcept;
   ~ContextGuard();
   ContextGuard(const ContextGuard&) = delete;
   ContextGuard& operator=(const ContextGuard&) = delete;

@@ -7,6 +7,8 @@
 #include <utility>
 #include <vector>
 
+#include "core/processors.h"
+
 namespace cumem {
 namespace {
 
@@ -27,20 +29,24 @@ std::byte* map_aligned(std::size_t bytes) noexcept {
   return begin + lead;
 }
 
-void touch(std::byte* data, std::size_t bytes) noexcept {
+void touch_pages(std::byte* data, std::size_t bytes) noexcept {
   for (std::size_t offset = 0; offset < bytes; offset += kPage)
     *const_cast<volatile std::byte*>(data + offset) = std::byte{0};
 }
 
 // Page faults are what makes first-time host memory slow; they scale with
 // threads (measured: 10 GB/s with one, over 50 with sixteen, on huge pages).
-void touch_from_threads(std::byte* data, std::size_t bytes, unsigned threads) {
-  const unsigned usable = threads > 0 ? threads : std::max(1U, std::thread::hardware_concurrency());
+void touch_from_threads(std::byte* data, std::size_t bytes, const HostConfig& config) {
+  const unsigned processors = std::max(1U, std::thread::hardware_concurrency());
+  const unsigned usable = config.touch_threads > 0 ? config.touch_threads : processors;
   const std::size_t share = (bytes / usable + kHugePage) / kHugePage * kHugePage;
   std::vector<std::thread> workers;
-  for (std::size_t offset = share; offset < bytes; offset += share)
-    workers.emplace_back(touch, data + offset, std::min(share, bytes - offset));
-  touch(data, std::min(share, bytes));
+  for (std::size_t offset = 0; offset < bytes; offset += share) {
+    workers.emplace_back([=, &config] {
+      if (config.near != nullptr) stay_near(*config.near);
+      touch_pages(data + offset, std::min(share, bytes - offset));
+    });
+  }
   for (std::thread& worker : workers) worker.join();
 }
 
@@ -51,25 +57,42 @@ HostPiece::HostPiece(const Driver& driver, std::byte* data, std::size_t bytes)
   gaps_.emplace(0, bytes);
 }
 
-Status HostPiece::make(const Driver& driver, std::size_t bytes, const HostConfig& config,
-                       std::unique_ptr<HostPiece>& out) {
+std::unique_ptr<HostPiece> HostPiece::make(const Driver& driver, std::size_t bytes) {
   std::byte* data = map_aligned(bytes);
-  if (data == nullptr) return failure(Fault::host_memory, "mmap", bytes);
-  std::unique_ptr<HostPiece> piece(new HostPiece(driver, data, bytes));
+  if (data == nullptr) return nullptr;
   // Advice only: the kernel may have huge pages switched off.
   madvise(data, bytes, MADV_HUGEPAGE);
   // Pinned pages must not be copied or shared by a fork.
   madvise(data, bytes, MADV_DONTFORK);
-  touch_from_threads(data, bytes, config.touch_threads);
-  Status status = piece->pin();
+  return std::unique_ptr<HostPiece>(new HostPiece(driver, data, bytes));
+}
+
+void HostPiece::touch(const HostConfig& config) {
+  std::lock_guard<std::mutex> lock(commit_mutex_);
+  touch_locked(config);
+}
+
+void HostPiece::touch_locked(const HostConfig& config) {
+  if (!touched_) touch_from_threads(data_, bytes_, config);
+  touched_ = true;
+}
+
+Status HostPiece::make_ready(const HostConfig& config) {
+  if (ready_) return {};
+  std::lock_guard<std::mutex> lock(commit_mutex_);
+  if (ready_) return {};
+  touch_locked(config);
+  Status status = pin();
   if (!status.ok() && !config.allow_pageable) return status;
-  out = std::move(piece);
+  ready_ = true;
   return {};
 }
 
 Status HostPiece::pin() noexcept {
-  Status status = check(driver_.cuMemHostRegister(data_, bytes_, CU_MEMHOSTREGISTER_PORTABLE),
-                        "cuMemHostRegister", bytes_);
+  constexpr unsigned flags = CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP;
+  Status status = check(driver_.cuCtxGetCurrent(&pinned_in_), "cuCtxGetCurrent");
+  if (status.ok())
+    status = check(driver_.cuMemHostRegister(data_, bytes_, flags), "cuMemHostRegister", bytes_);
   pinned_ = status.ok();
   if (pinned_) driver_.ledger().registered_bytes += bytes_;
   // Out of memory from this call speaks of the host.
@@ -79,7 +102,10 @@ Status HostPiece::pin() noexcept {
 
 Status HostPiece::unpin() noexcept {
   if (!pinned_) return {};
-  Status status = check(driver_.cuMemHostUnregister(data_), "cuMemHostUnregister", bytes_);
+  ContextGuard context(driver_, pinned_in_);
+  Status status = context.status();
+  if (status.ok())
+    status = check(driver_.cuMemHostUnregister(data_), "cuMemHostUnregister", bytes_);
   if (!status.ok()) return status;
   pinned_ = false;
   driver_.ledger().registered_bytes -= bytes_;

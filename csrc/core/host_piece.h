@@ -1,9 +1,11 @@
 // How does a piece of the arena come from the system, and how is it cut up?
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <map>
 #include <memory>
+#include <mutex>
 
 #include "core/driver.h"
 #include "core/host_store.h"
@@ -15,25 +17,33 @@ namespace cumem {
 // kernel's estimate, or less where a control group allows less.
 std::size_t available_host_bytes();
 
+// A piece is cold when it is made (addresses only), and ready when its pages are
+// there and pinned. Threads may touch pieces ahead of the one that needs them.
 class HostPiece {
  public:
-  // Maps `bytes`, asks for huge pages, touches every page from several threads
-  // and pins the piece for all devices. pre: a context is current.
-  // On failure `out` is empty and nothing is held.
-  static Status make(const Driver& driver, std::size_t bytes, const HostConfig& config,
-                     std::unique_ptr<HostPiece>& out);
+  // Maps addresses and asks for huge pages. Null when the system has none.
+  static std::unique_ptr<HostPiece> make(const Driver& driver, std::size_t bytes);
   ~HostPiece();
   HostPiece(const HostPiece&) = delete;
   HostPiece& operator=(const HostPiece&) = delete;
 
-  // Unpins. On failure the piece must be kept: the driver may still use it.
+  // Touches every page, from several threads near the device. Nothing to do when
+  // that was done.
+  void touch(const HostConfig& config);
+  // Touches and pins, once. pre: a context is current. A piece that the driver
+  // will not pin is ready as pageable memory, unless the configuration forbids it:
+  // then every call fails and the piece is of no use.
+  Status make_ready(const HostConfig& config);
+  // Unpins. On failure the pages must stay: the driver may still use them.
   Status unpin() noexcept;
 
   std::size_t bytes() const noexcept { return bytes_; }
-  std::size_t free_bytes() const noexcept { return free_bytes_; }
-  bool idle() const noexcept { return free_bytes_ == bytes_; }
+  bool ready() const noexcept { return ready_; }
   bool pinned() const noexcept { return pinned_; }
 
+  // Gaps; guarded by the store's mutex.
+  std::size_t free_bytes() const noexcept { return free_bytes_; }
+  bool idle() const noexcept { return free_bytes_ == bytes_; }
   // Cuts at most `bytes` off the first free gap; an empty span when full.
   HostSpan cut(std::size_t bytes);
   // Takes back what cut() gave and joins neighbouring gaps.
@@ -41,13 +51,18 @@ class HostPiece {
 
  private:
   HostPiece(const Driver& driver, std::byte* data, std::size_t bytes);
+  void touch_locked(const HostConfig& config);
   Status pin() noexcept;
 
   const Driver& driver_;
+  CUcontext pinned_in_ = nullptr;  // current when it was pinned; made so to unpin
   std::byte* data_;
   std::size_t bytes_;
   std::size_t free_bytes_;
-  bool pinned_ = false;
+  std::mutex commit_mutex_;  // held while pages are touched or pinned
+  bool touched_ = false;
+  std::atomic<bool> ready_{false};
+  std::atomic<bool> pinned_{false};
   std::map<std::size_t, std::size_t> gaps_;  // offset -> bytes
 };
 

@@ -33,7 +33,13 @@ void HostBlock::reset() noexcept {
 
 HostStore::HostStore(const Driver& driver, HostConfig config) : driver_(driver), config_(config) {}
 
-HostStore::~HostStore() = default;
+HostStore::~HostStore() {
+  if (toucher_.joinable()) toucher_.join();
+}
+
+Status make_ready(const HostSpan& span, const HostStore& store) {
+  return span.piece->ready() ? Status{} : span.piece->make_ready(store.config());
+}
 
 void HostStore::configure(const HostConfig& config) {
   std::lock_guard<std::mutex> lock(mutex_);
@@ -44,6 +50,8 @@ HostConfig HostStore::config() const {
   std::lock_guard<std::mutex> lock(mutex_);
   return config_;
 }
+
+std::size_t HostStore::rounded(std::size_t bytes) noexcept { return round_up(bytes, kAlignment); }
 
 std::size_t HostStore::idle_bytes() const {
   std::lock_guard<std::mutex> lock(mutex_);
@@ -68,6 +76,7 @@ Status HostStore::admit(std::size_t bytes, int device) const {
 }
 
 Status HostStore::reserve(std::size_t bytes, const Device& device) {
+  if (bytes <= idle_bytes()) return {};  // also while another thread makes pages
   std::lock_guard<std::mutex> growth(growth_mutex_);
   const std::size_t idle = idle_bytes();
   return bytes <= idle ? Status{} : grow(bytes - idle, device);
@@ -76,23 +85,53 @@ Status HostStore::reserve(std::size_t bytes, const Device& device) {
 Status HostStore::grow(std::size_t bytes, const Device& device) {
   const std::size_t wanted = round_up(bytes, kPage);
   if (Status status = admit(wanted, device.ordinal()); !status.ok()) return status;
-  const HostConfig config = this->config();
+  HostConfig config = this->config();
+  config.near = device.processors();
   std::vector<std::unique_ptr<HostPiece>> fresh;
   for (std::size_t taken = 0; taken < wanted;) {
     const std::size_t next = std::min(config.piece_bytes, wanted - taken);
-    std::unique_ptr<HostPiece> piece;
-    if (Status status = HostPiece::make(driver_, next, config, piece); !status.ok()) return status;
-    fresh.push_back(std::move(piece));
+    fresh.push_back(HostPiece::make(driver_, next));
+    if (!fresh.back()) return failure(Fault::host_memory, "mmap", next, device.ordinal());
     taken += next;
   }
-  std::lock_guard<std::mutex> lock(mutex_);
-  for (auto& piece : fresh) pieces_.push_back(std::move(piece));
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    for (auto& piece : fresh) pieces_.push_back(std::move(piece));
+  }
+  touch_ahead(config);
+  return {};
+}
+
+// Pieces cannot go while the thread runs: whoever removes them joins it first.
+void HostStore::touch_ahead(const HostConfig& config) {
+  if (toucher_.joinable()) toucher_.join();
+  std::vector<HostPiece*> cold;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    for (const auto& piece : pieces_)
+      if (!piece->ready()) cold.push_back(piece.get());
+  }
+  toucher_ = std::thread([cold = std::move(cold), config] {
+    for (HostPiece* piece : cold) piece->touch(config);
+  });
+}
+
+Status HostStore::make_ready() {
+  std::lock_guard<std::mutex> growth(growth_mutex_);
+  std::vector<HostPiece*> pieces;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    for (const auto& piece : pieces_) pieces.push_back(piece.get());
+  }
+  const HostConfig config = this->config();
+  for (HostPiece* piece : pieces)
+    if (Status status = piece->make_ready(config); !status.ok()) return status;
   return {};
 }
 
 Status HostStore::take(std::size_t bytes, const Device& device, HostBlock& out) {
   out.reset();
-  const std::size_t wanted = round_up(bytes, kAlignment);
+  const std::size_t wanted = rounded(bytes);
   if (wanted == 0) return {};
   if (carve(wanted, out)) return {};
   if (Status status = reserve(wanted, device); !status.ok()) return status;
@@ -108,8 +147,10 @@ bool HostStore::carve(std::size_t bytes, HostBlock& out) {
   if (idle < bytes) return false;
   for (const auto& piece : pieces_) {
     while (block.bytes_ < bytes && piece->free_bytes() > 0) {
-      block.spans_.push_back(piece->cut(bytes - block.bytes_));
-      block.bytes_ += block.spans_.back().bytes;
+      HostSpan span = piece->cut(bytes - block.bytes_);
+      span.offset = block.bytes_;
+      block.bytes_ += span.bytes;
+      block.spans_.push_back(span);
     }
   }
   block.store_ = this;
@@ -122,19 +163,29 @@ void HostStore::put_back(const std::vector<HostSpan>& spans) noexcept {
   for (const HostSpan& span : spans) span.piece->join(span);
 }
 
-std::size_t HostStore::release_idle() {
-  std::vector<std::unique_ptr<HostPiece>> idle;  // unpinned after the mutex is free
+template <class Chosen>
+std::size_t HostStore::release(const Chosen& chosen) {
+  std::vector<std::unique_ptr<HostPiece>> gone;  // unpinned after the mutexes are free
   std::lock_guard<std::mutex> growth(growth_mutex_);
+  if (toucher_.joinable()) toucher_.join();
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    auto used = std::partition(pieces_.begin(), pieces_.end(),
-                               [](const auto& piece) { return !piece->idle(); });
-    std::move(used, pieces_.end(), std::back_inserter(idle));
-    pieces_.erase(used, pieces_.end());
+    auto kept = std::stable_partition(pieces_.begin(), pieces_.end(),
+                                      [&](const auto& piece) { return !chosen(*piece); });
+    std::move(kept, pieces_.end(), std::back_inserter(gone));
+    pieces_.erase(kept, pieces_.end());
   }
   std::size_t bytes = 0;
-  for (const auto& piece : idle) bytes += piece->bytes();
+  for (const auto& piece : gone) bytes += piece->bytes();
   return bytes;
+}
+
+std::size_t HostStore::release_idle() {
+  return release([](const HostPiece& piece) { return piece.idle(); });
+}
+
+void HostStore::release_cold() {
+  release([](const HostPiece& piece) { return piece.idle() && !piece.ready(); });
 }
 
 HostUsage HostStore::usage() const {
@@ -143,7 +194,7 @@ HostUsage HostStore::usage() const {
   for (const auto& piece : pieces_) {
     usage.held_bytes += piece->bytes();
     usage.used_bytes += piece->bytes() - piece->free_bytes();
-    if (!piece->pinned()) usage.pageable_bytes += piece->bytes();
+    if (piece->ready() && !piece->pinned()) usage.pageable_bytes += piece->bytes();
   }
   return usage;
 }

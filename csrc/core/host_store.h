@@ -5,15 +5,24 @@
 // it gives its bytes back to the arena when it goes. The arena keeps idle pieces
 // for the next cycle until release_idle().
 //
+// Note [Cold pieces]: taking memory is cheap; making its pages is not. A block may
+// lie in pieces that are still cold. A thread of the store touches them in order,
+// and whoever copies calls make_ready() on each span's piece first, so that new
+// memory, its pinning and the copies overlap.
+//
 // Note [Pinned or pageable]: a piece that the driver refuses to pin is kept as
 // pageable memory where the configuration allows it. Copies are then slower and
 // the report says so; nothing else changes.
 #pragma once
 
+#include <sched.h>
+
+#include <algorithm>
 #include <cstddef>
-#include <cstdint>
+#include <iterator>
 #include <memory>
 #include <mutex>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -29,6 +38,7 @@ struct HostConfig {
   bool allow_pageable = true;
   bool retain = true;          // keep pieces between cycles
   unsigned touch_threads = 0;  // 0: by the number of processors
+  std::shared_ptr<const cpu_set_t> near;  // where to touch; null: anywhere
 };
 
 class HostStore;
@@ -38,6 +48,7 @@ struct HostSpan {
   std::byte* data = nullptr;
   std::size_t bytes = 0;
   HostPiece* piece = nullptr;
+  std::size_t offset = 0;  // in its block
 };
 
 // Owns spans of the arena, in the order they are to be filled.
@@ -51,6 +62,12 @@ class HostBlock {
 
   const std::vector<HostSpan>& spans() const noexcept { return spans_; }
   std::size_t bytes() const noexcept { return bytes_; }
+
+  // Calls visit(data, bytes) -> Status for each contiguous part of
+  // [offset, offset + bytes), after its piece was made ready. pre: the range lies
+  // in the block; a context is current.
+  template <class Visit>
+  Status visit(std::size_t offset, std::size_t bytes, const Visit& visit) const;
 
  private:
   friend class HostStore;
@@ -72,10 +89,12 @@ class HostStore {
   HostStore(const HostStore&) = delete;
   HostStore& operator=(const HostStore&) = delete;
 
-  // Takes `bytes` for the arena's later blocks, so that take() cannot fail for
-  // want of memory. pre: `device`'s context is current.
+  // Sees to it that take() finds `bytes`, and starts to make their pages.
   // On failure the arena holds no more than before.
   Status reserve(std::size_t bytes, const Device& device);
+
+  // Makes every piece ready; what prepare() does. pre: `device`'s context is current.
+  Status make_ready();
 
   // A block of exactly `bytes`, from memory the arena holds or can get.
   // On failure `out` is empty and the arena holds no more than before.
@@ -83,6 +102,11 @@ class HostStore {
 
   // Gives every piece that no block uses back to the system; returns the bytes.
   std::size_t release_idle();
+  // The same for pieces that never became ready (the driver would not pin them).
+  void release_cold();
+
+  // What a block of `bytes` takes of the arena.
+  static std::size_t rounded(std::size_t bytes) noexcept;
 
   HostUsage usage() const;
   void configure(const HostConfig& config);
@@ -94,15 +118,41 @@ class HostStore {
   std::size_t idle_bytes() const;
   Status admit(std::size_t bytes, int device) const;
   Status grow(std::size_t bytes, const Device& device);
+  void touch_ahead(const HostConfig& config);  // pre: growth_mutex_ is held
+  template <class Chosen>
+  std::size_t release(const Chosen& chosen);
   bool carve(std::size_t bytes, HostBlock& out);
 
   const Driver& driver_;
   // Growth takes seconds and is done by one thread at a time, under its own
   // mutex and never under `mutex_`, which guards the fields below.
   std::mutex growth_mutex_;
+  std::thread toucher_;
   mutable std::mutex mutex_;
   HostConfig config_;
   std::vector<std::unique_ptr<HostPiece>> pieces_;
 };
+
+// Makes the piece of a span ready; see HostPiece::make_ready.
+Status make_ready(const HostSpan& span, const HostStore& store);
+
+template <class Visit>
+Status HostBlock::visit(std::size_t offset, std::size_t bytes, const Visit& visit) const {
+  // The last span that starts at or before `offset`.
+  auto span = std::prev(std::upper_bound(
+      spans_.begin(), spans_.end(), offset,
+      [](std::size_t value, const HostSpan& candidate) { return value < candidate.offset; }));
+  while (bytes > 0) {
+    const std::size_t skipped = offset - span->offset;
+    const std::size_t step = std::min(bytes, span->bytes - skipped);
+    Status status = make_ready(*span, *store_);
+    if (status.ok()) status = visit(span->data + skipped, step);
+    if (!status.ok()) return status;
+    offset += step;
+    bytes -= step;
+    ++span;
+  }
+  return {};
+}
 
 }  // namespace cumem

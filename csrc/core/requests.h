@@ -25,7 +25,15 @@ struct Config {
 // all of its contents are discarded.
 struct SegmentPlan {
   CUdeviceptr segment = 0;
-  std::vector<Range> backup;
+  std::vector<Range> backup = {};
+  std::vector<Range> unchanged = {};  // what the caller declares as not written since it woke
+};
+
+// How a sleep finds out what its backups hold already.
+enum class CleanCheck : std::uint8_t {
+  digest,    // by digests of the contents, where the device can compute them
+  never,     // not at all: everything is copied
+  declared,  // as the plan's `unchanged` says
 };
 
 // Segments that are gone or asleep are passed over. After a failure before the
@@ -34,6 +42,7 @@ struct SegmentPlan {
 // backup, and the same call continues.
 struct SleepRequest {
   std::vector<SegmentPlan> segments;
+  CleanCheck clean_check = CleanCheck::digest;
 };
 
 struct WakeRequest {
@@ -47,7 +56,8 @@ using Phases = std::map<std::string, double>;  // seconds
 struct SleepResult {
   std::size_t freed_bytes = 0;        // physical memory that went back to the driver
   std::size_t copied_bytes = 0;       // moved to the host
-  std::size_t pageable_bytes = 0;     // of the arena, not pinned
+  std::size_t pageable_bytes = 0;  // of the arena, not pinned
+  bool digested = false;           // the devices computed digests
   std::vector<CUdeviceptr> segments;  // that went to sleep now
   Phases phases;
 };
@@ -64,6 +74,7 @@ struct SegmentInfo {
   std::size_t bytes = 0;
   std::size_t mapped_bytes = 0;
   std::size_t mapped_chunks = 0;
+  std::size_t handles = 0;  // chunks with physical memory, mapped or not
   std::size_t backup_bytes = 0;
   int device = 0;
   SegmentState state = SegmentState::awake;

@@ -104,8 +104,11 @@ Status Segment::verify() const {
     unsigned long long access = 0;
     CUmemGenericAllocationHandle handle = 0;
     const CUdeviceptr at = address() + chunk.offset;
-    const bool mapped =
-        driver.cuMemRetainAllocationHandle(&handle, reinterpret_cast<void*>(at)) == CUDA_SUCCESS;
+    Status asked = check(
+        driver.cuMemRetainAllocationHandle(&handle, reinterpret_cast<void*>(at)),
+        "cuMemRetainAllocationHandle", chunk.bytes, device_->ordinal());
+    if (asked.fault == Fault::dead_context || asked.fault == Fault::deinitialized) return asked;
+    const bool mapped = asked.ok();
     if (mapped) {
       Status status = check(driver.cuMemRelease(handle), "cuMemRelease", chunk.bytes);
       if (!status.ok()) driver.refuse(status);

@@ -20,6 +20,7 @@
 #include "core/handles.h"
 #include "core/host_store.h"
 #include "core/status.h"
+#include "digest/digest.h"
 
 namespace cumem {
 
@@ -30,10 +31,13 @@ struct Range {
 };
 
 // The bytes of one segment's live blocks: ranges in address order, their
-// contents one after the other in `host`.
+// contents one after the other in `host`. It may be kept while the segment is
+// awake, so that the next sleep copies only what has changed.
 struct Backup {
   std::vector<Range> ranges;
   HostBlock host;
+  bool filled = false;           // host holds the contents of some moment
+  std::vector<Digest> digests;   // of that moment, one a piece; empty: not known
 };
 
 // Who asked for a segment; decides what sleep does with it.

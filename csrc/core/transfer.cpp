@@ -1,7 +1,5 @@
 #include "core/transfer.h"
 
-#include <algorithm>
-
 namespace cumem {
 
 std::size_t total_bytes(const std::vector<Range>& ranges) noexcept {
@@ -24,25 +22,24 @@ Status Transfer::submit(CUdeviceptr device, std::byte* host, std::size_t bytes) 
                device_.ordinal());
 }
 
-// Submits a copy for each piece that is contiguous on both sides.
 Status Transfer::copy(const Backup& backup) {
-  if (Status status = open(); !status.ok()) return status;
-  auto span = backup.host.spans().begin();
-  std::size_t used = 0;  // of that span
+  std::size_t offset = 0;
   for (const Range& range : backup.ranges) {
-    for (std::size_t done = 0; done < range.bytes;) {
-      if (used == span->bytes) {
-        ++span;
-        used = 0;
-      }
-      const std::size_t step = std::min(range.bytes - done, span->bytes - used);
-      Status status = submit(range.address + done, span->data + used, step);
-      if (!status.ok()) return status;
-      done += step;
-      used += step;
-    }
+    if (Status status = copy(range, backup.host, offset); !status.ok()) return status;
+    offset += range.bytes;
   }
   return {};
+}
+
+// One copy for each part that is contiguous on both sides.
+Status Transfer::copy(const Range& range, const HostBlock& host, std::size_t offset) {
+  if (Status status = open(); !status.ok()) return status;
+  CUdeviceptr at = range.address;
+  return host.visit(offset, range.bytes, [&](std::byte* data, std::size_t bytes) {
+    Status status = submit(at, data, bytes);
+    at += bytes;
+    return status;
+  });
 }
 
 Status Transfer::fill(const Range& range, unsigned char value) {
@@ -52,9 +49,7 @@ Status Transfer::fill(const Range& range, unsigned char value) {
 }
 
 Status Transfer::wait() {
-  if (stream_ == nullptr) return {};
-  return check(device_.driver().cuStreamSynchronize(stream_), "cuStreamSynchronize", 0,
-               device_.ordinal());
+  return stream_ == nullptr ? Status{} : device_.wait_for_copies(direction_);
 }
 
 }  // namespace cumem

@@ -27,9 +27,10 @@ class Transfer {
   // The calls below need the device's context to be current.
 
   // Submits copies between all ranges of `backup` and its host block.
-  // pre: the host block has at least as many bytes as the ranges.
   // After a failure copies may still be running: wait() before the memory goes.
   Status copy(const Backup& backup);
+  // The same for one range whose bytes start at `offset` of the host block.
+  Status copy(const Range& range, const HostBlock& host, std::size_t offset);
 
   // Submits a fill of a whole range with one byte value.
   Status fill(const Range& range, unsigned char value);

@@ -9,6 +9,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "core/allocator.h"
@@ -55,6 +56,8 @@ class Transfers {
   Transfers(const Transfers&) = delete;
   Transfers& operator=(const Transfers&) = delete;
 
+  // The device's transfer. Calls from several threads are for different devices,
+  // after a first call for each from one thread.
   Transfer& on(Device& device);
   Status wait();
   std::size_t copied_bytes() const noexcept;
@@ -63,6 +66,26 @@ class Transfers {
   const Device::Direction direction_;
   std::map<Device*, std::unique_ptr<Transfer>> transfers_;
 };
+
+// Runs work(device) -> Status with the device's context current: for one device
+// here, for several at once, each on a thread of its own. Returns the first failure,
+// when all have ended.
+template <class Work>
+Status on_each(const std::vector<Device*>& devices, const Work& work) {
+  std::vector<Status> statuses(devices.size());
+  auto run = [&](std::size_t i) {
+    RelaxedCapture relaxed(devices[i]->driver());
+    ContextGuard context(*devices[i]);
+    statuses[i] = context.status().ok() ? work(*devices[i]) : context.status();
+  };
+  std::vector<std::thread> threads;
+  for (std::size_t i = 1; i < devices.size(); ++i) threads.emplace_back(run, i);
+  if (!devices.empty()) run(0);
+  for (std::thread& thread : threads) thread.join();
+  for (const Status& status : statuses)
+    if (!status.ok()) return status;
+  return {};
+}
 
 // Adds the time since the last lap to a named phase.
 class Stopwatch {

@@ -27,7 +27,7 @@
 extern "C" {
 #endif
 
-// What is alive on one machine now. Layout: 17 uint64_t, no padding.
+// What is alive on one machine now. Layout: 18 uint64_t, no padding.
 typedef struct cumem_emulator_ledger_t {
   uint64_t handles;  // physical allocations not yet given back (cuMemCreate)
   uint64_t handle_bytes;
@@ -46,6 +46,7 @@ typedef struct cumem_emulator_ledger_t {
   uint64_t handle_references;  // cuMemCreate and retains, less cuMemRelease
   uint64_t captures;           // begun and not ended
   uint64_t dead_contexts;      // contexts with a sticky error
+  uint64_t modules;            // cuModuleLoadData
 } cumem_emulator_ledger_t;
 
 // --- machines ---------------------------------------------------------------
@@ -62,7 +63,7 @@ CUMEM_EMULATOR_API int cumem_emulator_select(int machine);
 // value -1 makes the attribute unknown (CUDA_ERROR_INVALID_VALUE).
 CUMEM_EMULATOR_API int cumem_emulator_set_attribute(int machine, int attribute, int value);
 
-// Copies move at most this many bytes a second; 0 (the default): no limit.
+// Copies, fills and digests go over at most this many bytes a second; 0 (the default): no limit.
 CUMEM_EMULATOR_API int cumem_emulator_set_bandwidth(int machine, uint64_t bytes_per_second);
 
 // Stream work starts no sooner than this after its submission (default 200), so

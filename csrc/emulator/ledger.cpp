@@ -71,6 +71,9 @@ Ledger count_alive(const World& world, const Machine& machine) {
   for (const auto& [id, event] : world.events) {
     ledger.events += belongs(event->context.device, machine) ? 1u : 0u;
   }
+  for (const auto& [id, module] : world.modules) {
+    ledger.modules += belongs(module.context.device, machine) ? 1u : 0u;
+  }
   for (const auto& capture : world.captures) {
     ledger.captures += &capture->machine == &machine ? 1u : 0u;
   }

@@ -21,6 +21,7 @@
 #include <mutex>
 #include <vector>
 
+#include "digest/digest.h"
 #include "emulator/capture.h"
 #include "emulator/driver_api.h"
 #include "emulator/machine.h"
@@ -30,14 +31,23 @@ namespace cumem::emulator {
 
 using Clock = std::chrono::steady_clock;
 
+// A launch of the digest kernel; see kernel.h.
+struct Launch {
+  CUfunction function = nullptr;
+  std::size_t count = 0;  // of pieces and of digests
+  const DigestPiece* pieces = nullptr;
+  Digest* digests = nullptr;
+};
+
 struct Work {
-  enum class Kind { kNothing, kToDevice, kToHost, kFill };
+  enum class Kind { kNothing, kToDevice, kToHost, kFill, kDigest };
   Kind kind = Kind::kNothing;
   Range device;
   std::byte* host = nullptr;
   bool host_is_registered = false;    // then it must still be when a piece is moved
   std::vector<std::byte> staged;      // if not empty, the source instead of `host`
   unsigned char value = 0;            // for kFill
+  Launch launch;                      // for kDigest
   std::chrono::microseconds delay{};  // before anything is moved
 };
 

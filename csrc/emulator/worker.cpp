@@ -6,11 +6,11 @@
 #include <algorithm>
 #include <cstring>
 #include <exception>
-#include <iterator>
-#include <list>
 #include <thread>
 #include <utility>
 
+#include "emulator/kernel.h"
+#include "emulator/moving.h"
 #include "emulator/world.h"
 
 namespace cumem::emulator {
@@ -35,39 +35,6 @@ class SignalsBlocked {
  private:
   sigset_t before_;
 };
-
-// Notes memory as being moved, and lets the mutex go meanwhile.
-class Moving {
- public:
-  Moving(World& world, Lock& lock, const Range& device, const Range& host)
-      : world_(world), lock_(lock) {
-    noted_.push_back(device);
-    noted_.push_back(host);
-    first_ = noted_.begin();
-    world_.moving.splice(world_.moving.end(), noted_);
-    lock_.unlock();
-  }
-  ~Moving() {
-    lock_.lock();
-    world_.moving.erase(std::next(first_));
-    world_.moving.erase(first_);
-    world_.changed.notify_all();
-  }
-  Moving(const Moving&) = delete;
-  Moving& operator=(const Moving&) = delete;
-
- private:
-  World& world_;
-  Lock& lock_;
-  std::list<Range> noted_;
-  std::list<Range>::iterator first_;
-};
-
-// Lets time pass until then; false when the context died meanwhile.
-bool sleep_until(World& world, Lock& lock, const Context& context, Clock::time_point then) {
-  world.changed.wait_until(lock, then, [&] { return context.dead(); });
-  return !context.dead();
-}
 
 bool ready(const Task& task) {
   return std::all_of(task.after.begin(), task.after.end(),
@@ -110,18 +77,12 @@ void move_bytes(const Work& work, const Piece& piece) {
       std::memset(device, work.value, piece.device.bytes);
       break;
     case Work::Kind::kNothing:
+    case Work::Kind::kDigest:
       break;
   }
 }
 
-std::chrono::nanoseconds time_for(std::size_t bytes, std::uint64_t bandwidth) {
-  if (bandwidth == 0) return std::chrono::nanoseconds(0);
-  const double seconds = static_cast<double>(bytes) / static_cast<double>(bandwidth);
-  return std::chrono::nanoseconds(static_cast<std::int64_t>(seconds * 1e9));
-}
-
-void perform(World& world, Lock& lock, Context& context, const Work& work) {
-  if (!sleep_until(world, lock, context, Clock::now() + work.delay)) return;
+void move_all(World& world, Lock& lock, Context& context, const Work& work) {
   const Clock::time_point start = Clock::now();
   for (std::size_t done = 0; done < work.device.bytes;) {
     const Piece piece = piece_of(work, done);
@@ -136,6 +97,12 @@ void perform(World& world, Lock& lock, Context& context, const Work& work) {
     const std::uint64_t bandwidth = context.device.machine.bandwidth;
     if (!sleep_until(world, lock, context, start + time_for(done, bandwidth))) return;
   }
+}
+
+void perform(World& world, Lock& lock, Context& context, const Work& work) {
+  if (!sleep_until(world, lock, context, Clock::now() + work.delay)) return;
+  if (work.kind == Work::Kind::kDigest) return run_digest(world, lock, context, work.launch);
+  move_all(world, lock, context, work);
 }
 
 void wait_until_ready(World& world, Lock& lock, const Context& context, const Task& task) {

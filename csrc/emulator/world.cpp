@@ -118,6 +118,9 @@ void World::reset(Lock& lock, Context& context) {
   for (auto entry = events.begin(); entry != events.end();) {
     entry = &entry->second->context == &context ? events.erase(entry) : std::next(entry);
   }
+  for (auto entry = modules.begin(); entry != modules.end();) {
+    entry = &entry->second.context == &context ? modules.erase(entry) : std::next(entry);
+  }
   std::vector<std::uintptr_t> plain;
   for (const auto& [begin, mapping] : addresses.mappings()) {
     if (&mapping.physical->device == &context.device) plain.push_back(begin);
@@ -149,6 +152,13 @@ CUresult find_stream(World& world, Context* context, CUstream handle,
   if (found == world.streams.end()) return CUDA_ERROR_INVALID_HANDLE;
   *stream = found->second;
   return CUDA_SUCCESS;
+}
+
+const Module* find_module(const World& world, CUfunction function) {
+  for (const auto& [id, module] : world.modules) {
+    if (module.digest == function) return &module;
+  }
+  return nullptr;
 }
 
 std::shared_ptr<Stream> add_stream(World& world, Context& context, bool blocking) {

@@ -33,6 +33,13 @@ struct Handle {
   std::uint64_t references;
 };
 
+// Made by cuModuleLoadData: one kernel, see kernel.h.
+struct Module {
+  CUmodule id;
+  CUfunction digest;
+  Context& context;
+};
+
 class World {
  public:
   static World& instance();
@@ -49,6 +56,7 @@ class World {
   std::map<CUcontext, Context*> contexts;
   std::map<CUstream, std::shared_ptr<Stream>> streams;  // not destroyed; legacy ones too
   std::map<CUevent, std::shared_ptr<Event>> events;     // not destroyed
+  std::map<CUmodule, Module> modules;                   // not unloaded
   std::vector<std::shared_ptr<Capture>> captures;       // begun and not ended
   std::list<Range> moving;                              // being read or written by a worker
 
@@ -65,7 +73,7 @@ class World {
   }
 
   // Takes a context that is no longer active down: waits for its work, then
-  // removes its streams, events, plain allocations and registrations.
+  // removes its streams, events, modules, plain allocations and registrations.
   void reset(Lock& lock, Context& context);
 
   // Waits until no worker moves memory in the range.
@@ -95,6 +103,9 @@ ThreadState& this_thread();
 // the context (INVALID_CONTEXT without one), anything unknown INVALID_HANDLE.
 CUresult find_stream(World& world, Context* context, CUstream handle,
                      std::shared_ptr<Stream>* stream);
+
+// The module that a function belongs to, or null.
+const Module* find_module(const World& world, CUfunction function);
 
 // pre: the context's device is set up. Makes a stream and lists it.
 std::shared_ptr<Stream> add_stream(World& world, Context& context, bool blocking);

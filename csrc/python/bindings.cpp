@@ -108,6 +108,28 @@ void watch(Allocator& allocator, int device, const std::vector<std::uintptr_t>& 
   open_device(allocator, device).watch(std::move(streams));
 }
 
+std::vector<Range> as_ranges(const std::vector<std::pair<CUdeviceptr, std::size_t>>& pairs) {
+  std::vector<Range> ranges;
+  for (const auto& [address, bytes] : pairs) ranges.push_back({address, bytes});
+  return ranges;
+}
+
+void load_digester(Allocator& allocator, int device, const py::bytes& image) {
+  const std::string text = image;  // ends with a zero byte, as PTX must
+  py::gil_scoped_release unlocked;
+  require(allocator.load_digester(device, text.data()), allocator.driver());
+}
+
+void prepare_host(Allocator& allocator, std::size_t bytes, int ordinal) {
+  refuse_child();
+  Device& device = open_device(allocator, ordinal);
+  RelaxedCapture relaxed(allocator.driver());
+  ContextGuard context(device);
+  require(context.status(), allocator.driver());
+  require(allocator.host().reserve(bytes, device), allocator.driver());
+  require(allocator.host().make_ready(), allocator.driver());
+}
+
 void bind_requests(py::module_& m) {
   py::class_<Owner>(m, "Owner")
       .def(py::init([](std::string tag, std::string policy, std::uint64_t pool, bool graph) {
@@ -121,17 +143,20 @@ void bind_requests(py::module_& m) {
       .def_readonly("graph", &Owner::graph);
   py::class_<SegmentPlan>(m, "SegmentPlan")
       .def(py::init([](CUdeviceptr segment,
-                       const std::vector<std::pair<CUdeviceptr, std::size_t>>& backup) {
-             SegmentPlan plan;
-             plan.segment = segment;
-             for (const auto& [address, bytes] : backup) plan.backup.push_back({address, bytes});
-             return plan;
+                       const std::vector<std::pair<CUdeviceptr, std::size_t>>& backup,
+                       const std::vector<std::pair<CUdeviceptr, std::size_t>>& unchanged) {
+             return SegmentPlan{segment, as_ranges(backup), as_ranges(unchanged)};
            }),
-           py::arg("segment"), py::arg("backup"));
+           py::arg("segment"), py::arg("backup"), py::arg("unchanged"));
+  py::enum_<CleanCheck>(m, "CleanCheck")
+      .value("digest", CleanCheck::digest)
+      .value("never", CleanCheck::never)
+      .value("declared", CleanCheck::declared);
   py::class_<SleepResult>(m, "SleepResult")
       .def_readonly("freed_bytes", &SleepResult::freed_bytes)
       .def_readonly("copied_bytes", &SleepResult::copied_bytes)
       .def_readonly("pageable_bytes", &SleepResult::pageable_bytes)
+      .def_readonly("digested", &SleepResult::digested)
       .def_readonly("segments", &SleepResult::segments)
       .def_readonly("phases", &SleepResult::phases);
   py::class_<WakeResult>(m, "WakeResult")
@@ -147,6 +172,7 @@ void bind_reports(py::module_& m) {
       .def_readonly("bytes", &SegmentInfo::bytes)
       .def_readonly("mapped_bytes", &SegmentInfo::mapped_bytes)
       .def_readonly("mapped_chunks", &SegmentInfo::mapped_chunks)
+      .def_readonly("handles", &SegmentInfo::handles)
       .def_readonly("backup_bytes", &SegmentInfo::backup_bytes)
       .def_readonly("device", &SegmentInfo::device)
       .def_readonly("owner", &SegmentInfo::owner)
@@ -211,10 +237,10 @@ void bind_allocator(py::module_& m) {
       .def("free", &Allocator::free, py::arg("address"), Unlocked())
       .def(
           "sleep",
-          [](Allocator& self, std::vector<SegmentPlan> plans) {
-            return sleep(self, SleepRequest{std::move(plans)});
+          [](Allocator& self, std::vector<SegmentPlan> plans, CleanCheck clean_check) {
+            return sleep(self, SleepRequest{std::move(plans), clean_check});
           },
-          py::arg("plans"), Unlocked())
+          py::arg("plans"), py::arg("clean_check"), Unlocked())
       .def(
           "wake",
           [](Allocator& self, std::vector<CUdeviceptr> segments,
@@ -234,8 +260,10 @@ void bind_allocator(py::module_& m) {
       .def("watch", &watch, py::arg("device"), py::arg("streams"), Unlocked())
       .def("device_info", &device_info, py::arg("device"), Unlocked())
       .def("host_usage", [](Allocator& self) { return self.host().usage(); })
-      .def(
-          "release_host", [](Allocator& self) { return self.host().release_idle(); }, Unlocked())
+      .def("release_host", &Allocator::release_host, Unlocked())
+      .def("load_digester", &load_digester, py::arg("device"), py::arg("image"))
+      .def("has_digester", &Allocator::has_digester, py::arg("device"))
+      .def("prepare_host", &prepare_host, py::arg("bytes"), py::arg("device"), Unlocked())
       .def("configure", &Allocator::configure, py::arg("config"))
       .def("live_segments", &Allocator::live_segments);
 }
@@ -243,7 +271,7 @@ void bind_allocator(py::module_& m) {
 void bind_plugin(py::module_& m) {
   m.def("install", &plugin::install, py::arg("allocator"), Unlocked());
   m.def("current", &plugin::current);
-  m.def("push_scope", &plugin::push_scope, py::arg("owner"));
+  m.def("push_scope", &plugin::push_scope, py::arg("device"), py::arg("owner"));
   m.def("pop_scope", &plugin::pop_scope, py::arg("number"));
   m.def("set_graph_owner", &plugin::set_graph_owner, py::arg("owner"));
   m.def("forked", &plugin::forked);

@@ -14,7 +14,8 @@ namespace cumem::plugin {
 namespace {
 
 struct OpenScope {
-  explicit OpenScope(Owner its_owner) : owner(std::move(its_owner)) {}
+  OpenScope(int its_device, Owner its_owner) : device(its_device), owner(std::move(its_owner)) {}
+  const int device;
   const Owner owner;
   std::atomic<bool> open{true};
 };
@@ -63,9 +64,12 @@ void forget_closed() {
   scopes.erase(std::remove_if(scopes.begin(), scopes.end(), closed), scopes.end());
 }
 
-Owner scope_owner() {
+// Torch sends a device's allocations to the innermost scope of that device.
+Owner scope_owner(int device) {
   forget_closed();
-  if (!scopes.empty()) return scopes.back()->owner;
+  auto found = std::find_if(scopes.rbegin(), scopes.rend(),
+                            [device](const auto& scope) { return scope->device == device; });
+  if (found != scopes.rend()) return (*found)->owner;
   std::lock_guard<std::mutex> lock(state().mutex);
   return state().graph_owner;
 }
@@ -89,8 +93,8 @@ std::shared_ptr<Allocator> current() {
   return state().current;
 }
 
-std::uint64_t push_scope(Owner owner) {
-  auto scope = std::make_shared<OpenScope>(std::move(owner));
+std::uint64_t push_scope(int device, Owner owner) {
+  auto scope = std::make_shared<OpenScope>(device, std::move(owner));
   scopes.push_back(scope);
   std::lock_guard<std::mutex> lock(state().mutex);
   state().open.emplace(state().next_scope, std::move(scope));
@@ -123,8 +127,8 @@ extern "C" void* cumem_malloc(std::ptrdiff_t bytes, int device, CUstream stream)
   if (!allocator || bytes <= 0 || plugin::forked()) return nullptr;
   CUdeviceptr address = 0;
   try {
-    (void)allocator->malloc(static_cast<std::size_t>(bytes), device, stream, plugin::scope_owner(),
-                            address);
+    (void)allocator->malloc(static_cast<std::size_t>(bytes), device, stream,
+                            plugin::scope_owner(device), address);
   } catch (const std::bad_alloc&) {
     return nullptr;  // the host has no memory for the books: torch sees out of memory
   }

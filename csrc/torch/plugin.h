@@ -21,9 +21,9 @@ namespace cumem::plugin {
 std::shared_ptr<Allocator> install(std::shared_ptr<Allocator> allocator);
 std::shared_ptr<Allocator> current();
 
-// Opens a scope on this thread; the number closes it, from any thread and in any
-// order. Closing an unknown number does nothing.
-std::uint64_t push_scope(Owner owner);
+// Opens a scope on this thread for one device; the number closes it, from any
+// thread and in any order. Closing an unknown number does nothing.
+std::uint64_t push_scope(int device, Owner owner);
 void pop_scope(std::uint64_t number);
 
 // What a malloc belongs to that comes from a capture into a graph pool with no

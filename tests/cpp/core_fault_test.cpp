@@ -100,7 +100,7 @@ TEST(every_failure_in_sleep_leaves_an_exact_state_and_a_retry_succeeds) {
 
 TEST(every_failure_before_the_first_unmap_of_a_sleep_changes_nothing) {
   for (const char* call : {"cuMemHostRegister", "cuCtxSynchronize", "cuStreamCreate",
-                           "cuMemcpyDtoHAsync", "cuStreamSynchronize"}) {
+                           "cuMemcpyDtoHAsync", "cuEventCreate", "cuEventRecord", "cuEventSynchronize"}) {
     rig::Config config = rig::small_chunks();
     config.host.allow_pageable = false;
     Rig r(64 * kMiB, config);
