@@ -23,12 +23,10 @@ class Moved:
 
     Attributes:
         copied_bytes: bytes really copied between device and host.
-        host_bytes: host memory held for backups after the call; None: not known.
         phases: seconds by phase, where the library tells.
     """
 
     copied_bytes: int
-    host_bytes: int | None = None
     phases: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -54,6 +52,10 @@ class Adapter(Protocol):
         """Brings it back; returns when contents are valid."""
         ...
 
+    def host_bytes(self) -> int | None:
+        """Host memory held for backups now; None: not known."""
+        ...
+
 
 class CumemAdapter:
     """This library, with the options it has by default."""
@@ -74,12 +76,14 @@ class CumemAdapter:
 
     def sleep(self, tags: Sequence[str]) -> Moved:
         report = self._cumem.sleep(tags=tags)
-        return Moved(report.copied_bytes, report.host_bytes, dict(report.phases))
+        return Moved(report.copied_bytes, dict(report.phases))
 
     def wake(self, tags: Sequence[str]) -> Moved:
         report = self._cumem.wake_up(tags)
-        held = self._cumem.stats().host_bytes
-        return Moved(report.restored_bytes, held, dict(report.phases))
+        return Moved(report.restored_bytes, dict(report.phases))
+
+    def host_bytes(self) -> int:
+        return self._cumem.stats().host_bytes
 
 
 ADAPTERS: dict[str, Callable[[], Adapter]] = {"cumem": CumemAdapter}

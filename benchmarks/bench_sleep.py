@@ -71,6 +71,13 @@ def _parser() -> argparse.ArgumentParser:
         help="host memory to touch and free before anything is measured",
     )
     parser.add_argument(
+        "--rest",
+        type=float,
+        default=default.rest,
+        metavar="SECONDS",
+        help="between a sleep and its wake, but in the rows 'at once'",
+    )
+    parser.add_argument(
         "--adapters", nargs="+", choices=sorted(ADAPTERS), default=["cumem"], metavar="NAME"
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="where results go")

@@ -34,6 +34,7 @@ class Settings:
     changed: tuple[int, ...] = (100, 1, 0)  # per cent of the weights' tensors
     fill: str = "random"
     pretouch: float = 0.0
+    rest: float = 1.0  # seconds between a sleep and its wake
 
 
 @dataclass
@@ -85,11 +86,17 @@ class Bench:
             what = f"{percent} % of the tensors changed since the last wake"
             for _ in range(self._settings.cycles):
                 self._weights_cycle(f"{percent} % changed", what, percent)
+        what = "weights only, no tensor changed, with no rest between sleep and wake"
+        for _ in range(self._settings.cycles):
+            self._cycle("weights, at once", what, [WEIGHTS], 0, rest=0.0)
         if not self.cache:
             return
         self._cache_cycle("first", "the first of this process")
         for _ in range(self._settings.cycles):
             self._cache_cycle("later", "a later one")
+        what = "KV only, contents discarded, with no rest between sleep and wake"
+        for _ in range(self._settings.cycles):
+            self._cycle("KV, at once", what, [CACHE], 0, rest=0.0)
         what = "weights, every byte changed, and KV in one call"
         for _ in range(self._settings.cycles):
             self._cycle("both", what, [WEIGHTS, CACHE], 100)
@@ -100,7 +107,15 @@ class Bench:
     def _cache_cycle(self, name: str, what: str) -> None:
         self._cycle(f"KV, {name}", f"KV only, contents discarded, {what}", [CACHE], 0)
 
-    def _cycle(self, name: str, what: str, tags: Sequence[str], percent: int) -> None:
+    def _cycle(
+        self,
+        name: str,
+        what: str,
+        tags: Sequence[str],
+        percent: int,
+        *,
+        rest: float | None = None,
+    ) -> None:
         """One sleep and one wake; all checks are outside of the timers."""
         self._turn += 1
         changed = workload.change(self.weights, percent, self._turn)
@@ -110,6 +125,7 @@ class Bench:
         slept.samples.append(
             {"changed_bytes": changed, **self._timed(lambda: self._adapter.sleep(tags))}
         )
+        time.sleep(self._settings.rest if rest is None else rest)
         woken = self._row(f"wake:  {name}", f"wake of {what}", "h2d" if WEIGHTS in tags else "")
         woken.samples.append(self._timed(lambda: self._adapter.wake(tags)))
         if CACHE in tags:
@@ -141,7 +157,7 @@ class Bench:
             "seconds": seconds,
             "cpu_seconds": spent,
             "copied_bytes": moved.copied_bytes,
-            "host_bytes": moved.host_bytes,
+            "host_bytes": self._adapter.host_bytes(),
             "freed_bytes_seen_outside": None if free is None or now is None else now - free,
             "phases": dict(moved.phases),
         }

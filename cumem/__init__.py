@@ -19,6 +19,7 @@ from cumem.inspection import LiveBlock, covered, is_mapped, tag_of, uncovered
 from cumem.memory import default_device, release_host_memory, trim
 from cumem.options import CleanCheck, OnSleep, Options
 from cumem.pool import Pool, graph_pool, use_memory_pool
+from cumem.preparing import Preparation, prepare
 from cumem.reports import SleepPlan, SleepReport, WakeReport
 from cumem.sleep import epoch, is_sleeping, plan_sleep, sleep, sleeping_tags, wake_up
 from cumem.stats import DeviceStats, Stats, TagStats, check, stats
@@ -38,6 +39,7 @@ __all__ = [
     "OnSleep",
     "Options",
     "Pool",
+    "Preparation",
     "SegmentRange",
     "SleepPlan",
     "SleepReport",
@@ -60,6 +62,7 @@ __all__ = [
     "on_after_map",
     "on_before_unmap",
     "plan_sleep",
+    "prepare",
     "release_host_memory",
     "sleep",
     "sleeping_tags",

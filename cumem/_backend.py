@@ -35,6 +35,13 @@ class Backend(Protocol):
         """Routes this thread's allocations on ``device`` to ``pool``."""
         ...
 
+    def prepare_stream(self, device: int) -> None:
+        """Makes what libraries keep for the current stream, before a pool gets it.
+
+        No capture may be under way on the device.
+        """
+        ...
+
     def drop_pool(self, pool: TorchPool) -> None:
         """Gives up a pool; its wholly free segments go back at once.
 

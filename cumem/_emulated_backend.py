@@ -60,6 +60,9 @@ class EmulatedBackend:
     def use_pool(self, pool: TorchPool, device: int) -> AbstractContextManager[None]:
         return _emulated_pool.use_emulated_pool(cast(_emulated_pool.EmulatedMemPool, pool))
 
+    def prepare_stream(self, device: int) -> None:
+        pass  # libraries keep nothing on the cpu
+
     def drop_pool(self, pool: TorchPool) -> None:
         cast(_emulated_pool.EmulatedMemPool, pool).retire()
 

@@ -159,8 +159,8 @@ def _sleep_and_wake() -> tuple[bool, cumem.SleepReport]:
 
 
 def _allocator_settings() -> list[str]:
-    settings = _torch._settings()
-    expandable = "on, but off inside a scope" if _torch._expandable(settings) else "off"
+    settings = _torch.allocator_settings()
+    expandable = "on, but off inside a scope" if _torch.has_expandable_segments(settings) else "off"
     return [f"allocator settings: {settings or 'none'}; expandable segments {expandable}"]
 
 

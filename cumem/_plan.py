@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from cumem import _C, _keep, _snapshot
 from cumem._runtime import Runtime
@@ -15,22 +16,19 @@ from cumem.options import OnSleep
 Range = tuple[int, int]  # address, bytes
 
 
-@dataclass(frozen=True)
-class Decision:
+class Decision(NamedTuple):
     """One segment that goes to sleep.
 
     Attributes:
         backup: ranges that come back, in address order, without overlap.
+        backup_bytes: their bytes.
         live_bytes: bytes of its live blocks.
     """
 
     info: _C.SegmentInfo
-    backup: tuple[Range, ...]
+    backup: list[Range]
+    backup_bytes: int
     live_bytes: int
-
-    @property
-    def backup_bytes(self) -> int:
-        return sum(size for _, size in self.backup)
 
     @property
     def discarded_bytes(self) -> int:
@@ -58,31 +56,37 @@ class Request:
 def decide(runtime: Runtime, request: Request) -> list[Decision]:
     """The segments that ``request`` puts to sleep; empty when there is nothing to do."""
     snapshot = _snapshot.take(runtime)
-    _snapshot.reconcile(runtime, snapshot)
-    live = {segment.address: segment.live for segment in snapshot}
+    infos = _snapshot.reconciled(runtime, snapshot)
+    segments = {segment.address: segment for segment in snapshot}
     kept = _keep.ranges()
     decisions = []
-    for info in runtime.allocator.segments():
-        policy = request.policy(info.owner)
-        if info.owner.tag not in request.tags or policy is OnSleep.KEEP:
+    for info in infos:
+        owner = info.owner
+        if owner.tag not in request.tags or (info.asleep and info.handles == 0):
             continue
-        if info.asleep and info.handles == 0:
+        policy = request.policy(owner)
+        if policy is OnSleep.KEEP:
             continue
-        blocks = _live_ranges(info, live.get(info.address))
-        chosen = blocks if policy is OnSleep.OFFLOAD else _meeting(blocks, kept)
-        decisions.append(Decision(info, tuple(merged(chosen)), sum(size for _, size in blocks)))
+        segment = None if owner.graph else segments.get(info.address)
+        blocks = _live_ranges(info, segment)
+        backup = merged(blocks if policy is OnSleep.OFFLOAD else _meeting(blocks, kept))
+        decisions.append(Decision(info, backup, _total(backup), _total(blocks)))
     return decisions
 
 
-def _live_ranges(info: _C.SegmentInfo, blocks: tuple[_snapshot.Block, ...] | None) -> list[Range]:
+def _live_ranges(info: _C.SegmentInfo, segment: _snapshot.Segment | None) -> list[Range]:
     """Live ranges of a segment: all of it where torch cannot say, or must not be asked."""
-    if blocks is None or info.owner.graph:
-        return [(info.address, info.bytes)]
-    return [(block.address, block.bytes) for block in blocks]
+    return [(info.address, info.bytes)] if segment is None else list(segment.live())
+
+
+def _total(ranges: list[Range]) -> int:
+    return sum(size for _, size in ranges)
 
 
 def _meeting(blocks: list[Range], kept: list[Range]) -> list[Range]:
     """The blocks that hold something kept, whole: what torch rounded up comes along."""
+    if not kept:
+        return []
     return [
         (at, size)
         for at, size in blocks

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from cumem import _C, _registry
 from cumem._runtime import Runtime
@@ -12,52 +11,74 @@ from cumem._runtime import Runtime
 _LIVE = ("active_allocated", "active_pending_free", "active_awaiting_free")
 
 
-@dataclass(frozen=True)
-class Block:
+class Block(NamedTuple):
     """A live piece of a segment: what torch handed to one tensor, rounded up."""
 
     address: int
     bytes: int
 
 
-@dataclass(frozen=True)
 class Segment:
-    """One of torch's segments, with its live blocks in address order."""
+    """One of torch's segments. Its blocks are looked at only when they are asked for."""
 
-    address: int
-    bytes: int
-    pool: tuple[int, int]
-    live: tuple[Block, ...]
+    __slots__ = ("_raw", "address")
+
+    def __init__(self, raw: dict[str, Any]) -> None:
+        self._raw = raw
+        self.address: int = raw["address"]
+
+    @property
+    def pool(self) -> tuple[int, int]:
+        """Torch's id of the pool it is in."""
+        return tuple(self._raw["segment_pool_id"])
+
+    def live(self) -> list[Block]:
+        """Its live blocks in address order."""
+        blocks = self._raw["blocks"]
+        live = [Block(block["address"], block["size"]) for block in blocks if _is_live(block)]
+        live.sort()
+        return live
+
+
+def _is_live(block: dict[str, Any]) -> bool:
+    return block["state"] in _LIVE
 
 
 def take(runtime: Runtime) -> list[Segment]:
     """All segments torch knows of, ours and others."""
-    return [_segment(raw) for raw in runtime.backend.snapshot()]
+    return [Segment(raw) for raw in runtime.backend.snapshot()]
 
 
-def _segment(raw: dict[str, Any]) -> Segment:
-    live = [
-        Block(block["address"], block["size"]) for block in raw["blocks"] if block["state"] in _LIVE
-    ]
-    live.sort(key=lambda block: block.address)
-    return Segment(raw["address"], raw["total_size"], tuple(raw["segment_pool_id"]), tuple(live))
-
-
-def reconcile(runtime: Runtime, snapshot: list[Segment]) -> None:
-    """Gives each segment to the pool that torch says it is in.
+def reconciled(runtime: Runtime, snapshot: list[Segment]) -> list[_C.SegmentInfo]:
+    """Our segments, each with the pool that torch says it is in.
 
     A capture that allocates from a graph pool does so on a thread whose innermost
     scope may be another; the snapshot knows.
     """
     entries = {entry.handle.id: entry for entry in _registry.pools() if entry.handle is not None}
-    owners = {info.address: info.owner for info in runtime.allocator.segments()}
-    for segment in snapshot:
-        entry = entries.get(segment.pool)
-        owner = owners.get(segment.address)
-        if entry is None or owner is None or owner.pool == entry.number:
-            continue
+    infos = runtime.allocator.segments()
+    owners = {info.address: info.owner.pool for info in infos}
+    wrong = [
+        (segment.address, entries[segment.pool])
+        for segment in snapshot
+        if segment.pool in entries
+        and owners.get(segment.address, entries[segment.pool].number)
+        != entries[segment.pool].number
+    ]
+    for address, entry in wrong:
         right = _C.Owner(entry.tag, entry.on_sleep.value, pool=entry.number, graph=entry.graph)
-        runtime.allocator.assign(segment.address, right)
+        runtime.allocator.assign(address, right)
+    return runtime.allocator.segments() if wrong else infos
+
+
+def empty_cache(runtime: Runtime) -> None:
+    """Lets torch give back what it only caches, unless that would harm somebody.
+
+    While a scope is open torch would not; during a capture the frees would break it.
+    """
+    quiet = not _registry.open_scopes() and not runtime.backend.is_capturing()
+    if quiet and not any(runtime.allocator.capturing(device) for device in runtime.watched):
+        runtime.backend.empty_cache()
 
 
 def drop_retired(runtime: Runtime) -> None:

@@ -54,6 +54,13 @@ class CudaBackend:
     def use_pool(self, pool: TorchPool, device: int) -> AbstractContextManager[None]:
         return torch.cuda.use_mem_pool(cast(torch.cuda.MemPool, pool), device=device)
 
+    def prepare_stream(self, device: int) -> None:
+        # Torch takes the workspace of a stream at the stream's first matrix product.
+        # In a scope it would become the pool's, and a product while the pool is
+        # asleep would use memory that is not there.
+        with torch.cuda.device(device):
+            torch.cuda.current_blas_handle()
+
     def drop_pool(self, pool: TorchPool) -> None:
         _mortal(pool)
 
@@ -108,8 +115,8 @@ class _PlainSegments:
     def held(self) -> Iterator[None]:
         with self._lock:
             self._holders += 1
-            settings = _settings()
-            if _expandable(settings):
+            settings = allocator_settings()
+            if has_expandable_segments(settings):
                 self._before = settings if self._before is None else self._before
                 _apply(_without_expandable(settings))
         try:
@@ -122,14 +129,21 @@ class _PlainSegments:
                     self._before = None
 
 
-def _settings() -> str:
+def allocator_settings() -> str:
     """What is in force now, as one string; settings at run time come first."""
     read = getattr(torch._C, "_accelerator_getAllocatorSettings", None)
-    current = read() if read is not None else ""
+    if read is not None:
+        current = str(read())
+    elif torch.cuda.is_initialized():  # torch 2.10 and 2.11 say it only here
+        found = torch._C._cuda_memorySnapshot((0, 0, False))["allocator_settings"]
+        current = str(found["PYTORCH_CUDA_ALLOC_CONF"])
+    else:
+        current = ""
     return current or options.allocator_settings_in_environment()
 
 
-def _expandable(settings: str) -> bool:
+def has_expandable_segments(settings: str) -> bool:
+    """Do these settings switch expandable segments on?"""
     return "expandable_segments:true" in settings.replace(" ", "").lower()
 
 

@@ -139,17 +139,20 @@ def put_to_sleep(runtime: Runtime, operation: str, request: Request) -> Slept:
     decisions = decide(runtime, request)
     infos = [item.info for item in decisions]
     unchanged = _declared.unchanged()
-    plans = [_C.SegmentPlan(item.info.address, list(item.backup), unchanged) for item in decisions]
+    plans = [_C.SegmentPlan(item.info.address, item.backup, unchanged) for item in decisions]
     try:
         if infos:
             hooks.run_before_unmap(infos)
         with translated(operation, _LEFT_BY_SLEEP, runtime.backend.device_type):
             result = runtime.allocator.sleep(plans, _CHECKS[_runtime.current_options().clean_check])
-    except CumemError:
-        _tell_who_stayed(runtime, infos)
+    except BaseException as error:
+        # What went to sleep before the failure is exactly known, so book it.
+        segments = runtime.allocator.segments()
+        _book(runtime, decisions, {info.address for info in segments if info.asleep})
+        if isinstance(error, CumemError):
+            _tell_who_stayed(segments, infos)
         raise
-    finally:
-        _book(runtime, decisions)
+    _book(runtime, decisions, set(result.segments))
     return Slept(decisions, result)
 
 
@@ -187,23 +190,20 @@ def _wake_or_clear_caches(
     except _C.StatusError as error:
         if error.fault != "device_memory":
             raise
-    runtime.backend.empty_cache()
+    _snapshot.empty_cache(runtime)
     return runtime.allocator.wake(addresses, fill)
 
 
-def _tell_who_stayed(runtime: Runtime, infos: list[_C.SegmentInfo]) -> None:
+def _tell_who_stayed(segments: list[_C.SegmentInfo], infos: list[_C.SegmentInfo]) -> None:
     """After a failed sleep: who dropped a registration can take it again."""
     wanted = {info.address for info in infos}
-    awake = [
-        info for info in runtime.allocator.segments() if info.address in wanted and not info.asleep
-    ]
+    awake = [info for info in segments if info.address in wanted and not info.asleep]
     if awake:
         hooks.run_after_map(awake)
 
 
-def _book(runtime: Runtime, decisions: list[Decision]) -> None:
+def _book(runtime: Runtime, decisions: list[Decision], asleep: Collection[int]) -> None:
     """Moves the epoch of tags that lost contents, and marks what sleeps."""
-    asleep = {info.address for info in runtime.allocator.segments() if info.asleep}
     gone = [item for item in decisions if item.info.address in asleep and not item.info.asleep]
     lost = [item for item in gone if item.discarded_bytes]
     for tag in {item.info.owner.tag for item in lost}:
@@ -214,8 +214,7 @@ def _book(runtime: Runtime, decisions: list[Decision]) -> None:
 
 
 def _mark(runtime: Runtime) -> None:
-    asleep = {info.owner.pool for info in runtime.allocator.segments() if info.asleep}
-    _registry.mark_asleep(asleep)
+    _registry.mark_asleep(runtime.allocator.sleeping_pools())
 
 
 def _forget(info: _C.SegmentInfo) -> bool:

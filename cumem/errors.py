@@ -76,7 +76,8 @@ def from_status(error: _C.StatusError, operation: str, left: str, kind: str = "c
     if error.fault == "device_memory":
         return DeviceOutOfMemoryError(f"{operation}: {_memory(error, where)}. {left}")
     if error.fault == "host_memory":
-        return HostOutOfMemoryError(f"{operation}: {_memory(error, where)}. {left}")
+        needed = f"no room for {size(error.bytes)} of host memory ({error.call}{_why(error)})"
+        return HostOutOfMemoryError(f"{operation}: {needed}; {size(error.free_bytes)} free. {left}")
     return DriverError(f"{operation}: {_what(error, where)} failed{_why(error)}. {left}")
 
 

@@ -75,8 +75,9 @@ def on_after_map(hook: Hook) -> HookHandle:
 
 def run_before_unmap(segments: Sequence[_C.SegmentInfo]) -> None:
     """Calls the hooks; the first exception ends it, as a CumemError."""
-    ranges = _ranges(segments)
-    for hook in _registered(_before_unmap):
+    registered = _registered(_before_unmap)
+    ranges = _ranges(segments) if registered else ()
+    for hook in registered:
         try:
             hook(ranges)
         except Exception as error:
@@ -85,9 +86,10 @@ def run_before_unmap(segments: Sequence[_C.SegmentInfo]) -> None:
 
 def run_after_map(segments: Sequence[_C.SegmentInfo]) -> None:
     """Calls all hooks, then raises the first exception as a CumemError."""
-    ranges = _ranges(segments)
+    registered = _registered(_after_map)
+    ranges = _ranges(segments) if registered else ()
     first: CumemError | None = None
-    for hook in _registered(_after_map):
+    for hook in registered:
         try:
             hook(ranges)
         except Exception as error:  # noqa: BLE001 - collected: the other hooks must run

@@ -117,7 +117,7 @@ def _check(module: torch.nn.Module, tag: str) -> None:
 def _live(runtime: Runtime, tag: str) -> list[_snapshot.Block]:
     own = {info.address for info in runtime.allocator.segments() if info.owner.tag == tag}
     segments = [segment for segment in _snapshot.take(runtime) if segment.address in own]
-    return [block for segment in segments for block in segment.live]
+    return [block for segment in segments for block in segment.live()]
 
 
 def _holds_any(block: _snapshot.Block, addresses: list[int]) -> bool:

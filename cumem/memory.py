@@ -38,8 +38,7 @@ def trim(tag: str | None = None) -> int:
     before = _segment_bytes(runtime, tag)
     _registry.retire([entry for entry in _registry.pools() if tag in (None, entry.tag)])
     _snapshot.drop_retired(runtime)
-    if not _registry.open_scopes():
-        runtime.backend.empty_cache()
+    _snapshot.empty_cache(runtime)
     return before - _segment_bytes(runtime, tag)
 
 

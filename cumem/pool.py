@@ -89,7 +89,7 @@ class Pool:
             block.address: block.bytes
             for segment in _snapshot.take(self._runtime)
             if segment.address in own
-            for block in segment.live
+            for block in segment.live()
         }
 
 
@@ -127,6 +127,9 @@ class _Scope(ContextDecorator):
         _runtime.watch_streams(runtime, template.device)
         _digest.load_once(runtime, template.device)
         _snapshot.drop_retired(runtime)
+        if not runtime.allocator.capturing(template.device):
+            _clear_caches_when_short(runtime, template.device)
+            runtime.backend.prepare_stream(template.device)
         with ExitStack() as stack:
             token = _registry.open_scope(template)
             stack.callback(_registry.close_scope, token)
@@ -170,13 +173,12 @@ class _Scope(ContextDecorator):
     def _is_empty(self) -> bool:
         if self._pool is None or not _runtime.current_options().warn_empty_scope:
             return False
-        blocks, before = self._pool._blocks(), self._pool._before
-        return blocks.keys() <= before.keys()
+        return not self._pool._blocks()
 
     def _warn_empty(self) -> None:
         warnings.warn(
-            f"nothing was captured by this scope of tag {self._wanted.tag!r}: no tensor made in it "
-            "is alive at its end. Tensors made by other threads, on other devices or before the "
+            f"nothing was captured by this scope of tag {self._wanted.tag!r}: its pool is empty. "
+            "Tensors made by other threads, on other devices or before the "
             "scope are not in the pool; cumem.covered(module, tag) lists what is outside.",
             UserWarning,
             stacklevel=3,
@@ -231,7 +233,6 @@ def _check_out(runtime: Runtime, template: PoolEntry) -> PoolEntry:
     found = _registry.check_out(template)
     if found is not None:
         return found
-    _clear_caches_when_short(runtime, template.device)
     handle = runtime.backend.make_pool(template.device)
     entry = replace(template, handle=handle, in_use=True)
     _registry.add(entry)
@@ -255,6 +256,5 @@ def _clear_caches_when_short(runtime: Runtime, device: int) -> None:
     name = runtime.device_name(device)
     with translated(f"scope on {name}", "Nothing was changed.", runtime.backend.device_type):
         info = runtime.allocator.device_info(device)
-    idle = not _registry.open_scopes() or len(_registry.open_scopes()) == 1
-    if info.free_bytes * 10 < info.total_bytes and idle and not runtime.backend.is_capturing():
-        runtime.backend.empty_cache()
+    if info.free_bytes * 10 < info.total_bytes:
+        _snapshot.empty_cache(runtime)

@@ -146,8 +146,7 @@ def check() -> None:
 
 def _collect(runtime: Runtime) -> Stats:
     snapshot = _snapshot.take(runtime)
-    _snapshot.reconcile(runtime, snapshot)
-    infos = runtime.allocator.segments()
+    infos = _snapshot.reconciled(runtime, snapshot)
     ledger, counters = runtime.driver.ledger(), runtime.allocator.counters()
     host = runtime.allocator.host_usage()
     return Stats(
@@ -172,7 +171,7 @@ def _collect(runtime: Runtime) -> Stats:
 def _tag_stats(
     infos: list[_C.SegmentInfo], snapshot: list[_snapshot.Segment]
 ) -> Iterable[TagStats]:
-    live = {segment.address: sum(block.bytes for block in segment.live) for segment in snapshot}
+    live = {segment.address: sum(block.bytes for block in segment.live()) for segment in snapshot}
     for tag in sorted(_registry.known_tags()):
         own = [info for info in infos if info.owner.tag == tag]
         yield TagStats(

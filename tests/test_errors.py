@@ -76,7 +76,8 @@ def test_each_fault_of_the_core_has_its_error(fault: str, kind: type[cumem.Cumem
 @pytest.mark.parametrize("fault", ["device_memory", "host_memory"])
 def test_a_shortage_says_what_how_much_where_and_what_is_left(fault: str) -> None:
     message = str(from_status(status(fault), "wake_up('kv_cache')", "Nothing was woken."))
-    for part in ("cuMemCreate of 3.0 MiB", ":1", "CUDA_ERROR_X", "1.0 MiB free"):
+    where = ":1" if fault == "device_memory" else "host memory"
+    for part in ("cuMemCreate", "3.0 MiB", where, "CUDA_ERROR_X", "1.0 MiB free"):
         assert part in message
     assert message.endswith("Nothing was woken.")
 

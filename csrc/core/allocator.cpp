@@ -183,16 +183,18 @@ bool Allocator::has_digester(int ordinal) const {
   return digesters_.count(ordinal) > 0;
 }
 
+bool Allocator::drop_kept_backups() {
+  std::vector<Backup> kept;  // given back after the mutex is free
+  std::lock_guard<std::mutex> lock(mutex_);
+  for (auto& [address, segment] : segments_)
+    if (segment->state == SegmentState::awake && segment->backup.host.bytes() > 0)
+      kept.push_back(std::exchange(segment->backup, Backup{}));
+  return !kept.empty();
+}
+
 std::size_t Allocator::release_host() {
   std::lock_guard<std::mutex> operation(operation_);
-  std::vector<Backup> kept;
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    for (auto& [address, segment] : segments_)
-      if (segment->state == SegmentState::awake)
-        kept.push_back(std::exchange(segment->backup, Backup{}));
-  }
-  kept.clear();
+  drop_kept_backups();
   return host_.release_idle();
 }
 

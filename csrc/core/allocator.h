@@ -78,6 +78,8 @@ class Allocator {
   void assign(CUdeviceptr segment, const Owner& owner);
 
   std::vector<SegmentInfo> segments() const;
+  // Numbers of the pools that have sleeping segments.
+  std::vector<std::uint64_t> sleeping_pools() const;
   FreeCounters counters() const;
   std::size_t live_segments() const;
 
@@ -115,7 +117,9 @@ class Allocator {
   void quarantine(std::unique_ptr<Segment> segment);
 
   Status verify_ledger() const;  // pre: operation_ is held
+  bool drop_kept_backups();      // of awake segments; was there any? pre: the same
   Status sleep_alone(const SleepRequest& request, SleepResult& result);  // pre: the same
+  Status take_host_memory(std::vector<Leaving>& leaving);
   Status save_all(const std::vector<Device*>& devices, std::vector<Leaving>& leaving,
                   CleanCheck check, Transfers& transfers);
   bool all_digest(const std::vector<Device*>& devices);

@@ -1,5 +1,6 @@
 // What the registry says, and whether the driver agrees.
 #include <algorithm>
+#include <set>
 
 #include "core/allocator.h"
 #include "core/transfer.h"
@@ -85,6 +86,14 @@ std::vector<SegmentInfo> Allocator::segments() const {
   infos.reserve(segments_.size());
   for (const auto& [address, segment] : segments_) infos.push_back(describe(*segment));
   return infos;
+}
+
+std::vector<std::uint64_t> Allocator::sleeping_pools() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  std::set<std::uint64_t> pools;
+  for (const auto& [address, segment] : segments_)
+    if (segment->state == SegmentState::asleep) pools.insert(segment->owner.pool);
+  return {pools.begin(), pools.end()};
 }
 
 FreeCounters Allocator::counters() const {

@@ -30,10 +30,9 @@ struct Leaving {
 namespace {
 
 bool same(const std::vector<Range>& left, const std::vector<Range>& right) noexcept {
-  return std::equal(left.begin(), left.end(), right.begin(), right.end(),
-                    [](const Range& a, const Range& b) {
-                      return a.address == b.address && a.bytes == b.bytes;
-                    });
+  return std::equal(
+      left.begin(), left.end(), right.begin(), right.end(),
+      [](const Range& a, const Range& b) { return a.address == b.address && a.bytes == b.bytes; });
 }
 
 bool in_order(const Segment& segment, const std::vector<Range>& ranges) {
@@ -85,10 +84,10 @@ void take_kept_backups(std::vector<Leaving>& leaving, Transition& transition) {
 }
 
 bool wants_host_memory(const Leaving& item) {
-  return wants_copy(item) && !item.backup.filled;
+  return wants_copy(item) && item.backup.host.bytes() == 0;
 }
 
-Status take_host_memory(HostStore& host, std::vector<Leaving>& leaving) {
+Status try_to_take_host_memory(HostStore& host, std::vector<Leaving>& leaving) {
   std::size_t bytes = 0;
   for (const Leaving& item : leaving)
     if (wants_host_memory(item)) bytes += host.rounded(total_bytes(item.backup.ranges));
@@ -147,6 +146,13 @@ Status release(Leaving& item, Transition& transition, SleepResult& result) {
 
 }  // namespace
 
+// Backups of segments that stay awake only save time: they go before a sleep fails.
+Status Allocator::take_host_memory(std::vector<Leaving>& leaving) {
+  Status status = try_to_take_host_memory(host_, leaving);
+  if (status.fault != Fault::host_memory || !drop_kept_backups()) return status;
+  return try_to_take_host_memory(host_, leaving);
+}
+
 Digester* Allocator::digester_of(const Device& device) {
   std::lock_guard<std::mutex> lock(mutex_);
   auto found = digesters_.find(device.ordinal());
@@ -169,10 +175,15 @@ Status Allocator::save_all(const std::vector<Device*>& devices, std::vector<Leav
 
 Status Allocator::sleep(const SleepRequest& request, SleepResult& result) {
   std::lock_guard<std::mutex> operation(operation_);
+  const HostUsage before = host_.usage();
   Status status = sleep_alone(request, result);
+  const HostUsage after = host_.usage();
+  // Both are parts of "copy".
+  result.phases["touch"] = std::max(0.0, after.touch_seconds - before.touch_seconds);
+  result.phases["pin"] = std::max(0.0, after.pin_seconds - before.pin_seconds);
   // Memory that could not be pinned is of no use to the next try.
   if (!status.ok()) host_.release_cold();
-  result.pageable_bytes = host_.usage().pageable_bytes;
+  result.pageable_bytes = after.pageable_bytes;
   return status;
 }
 
@@ -189,12 +200,11 @@ Status Allocator::sleep_alone(const SleepRequest& request, SleepResult& result) 
   if (status.ok()) status = transition.refuse_captures();
   watch.lap("plan");
   if (status.ok()) take_kept_backups(leaving, transition);
-  if (status.ok()) status = take_host_memory(host_, leaving);
+  if (status.ok()) status = take_host_memory(leaving);
   watch.lap("host_memory");
   if (status.ok()) status = wait_for_devices(transition);
   watch.lap("wait");
-  if (status.ok())
-    status = save_all(transition.devices(), leaving, request.clean_check, transfers);
+  if (status.ok()) status = save_all(transition.devices(), leaving, request.clean_check, transfers);
   if (status.ok()) status = transfers.wait();
   watch.lap("copy");
   result.copied_bytes = transfers.copied_bytes();

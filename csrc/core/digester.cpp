@@ -26,8 +26,7 @@ Status Digester::load(const void* image) {
   if (driver.cuModuleLoadData == nullptr || driver.cuModuleGetFunction == nullptr ||
       driver.cuModuleUnload == nullptr || driver.cuLaunchKernel == nullptr)
     return failure(Fault::unsupported, "cuModuleLoadData", 0, ordinal);
-  Status status =
-      check(driver.cuModuleLoadData(&module_, image), "cuModuleLoadData", 0, ordinal);
+  Status status = check(driver.cuModuleLoadData(&module_, image), "cuModuleLoadData", 0, ordinal);
   if (status.ok())
     status = check(driver.cuModuleGetFunction(&function_, module_, "cumem_digest"),
                    "cuModuleGetFunction", 0, ordinal);
@@ -37,7 +36,8 @@ Status Digester::load(const void* image) {
   for (CUevent& event : done_) {
     // Blocking: a thread that waits must not burn a processor.
     constexpr unsigned flags = CU_EVENT_BLOCKING_SYNC | CU_EVENT_DISABLE_TIMING;
-    if (status.ok()) status = check(driver.cuEventCreate(&event, flags), "cuEventCreate", 0, ordinal);
+    if (status.ok())
+      status = check(driver.cuEventCreate(&event, flags), "cuEventCreate", 0, ordinal);
   }
   return status;
 }
@@ -46,27 +46,35 @@ Status Digester::pin() {
   constexpr std::size_t bytes = kSlots * sizeof(Slot);
   void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (memory == MAP_FAILED) return failure(Fault::host_memory, "mmap", bytes);
-  Status status = check(
-      device_.driver().cuMemHostRegister(memory, bytes, CU_MEMHOSTREGISTER_DEVICEMAP),
-      "cuMemHostRegister", bytes, device_.ordinal());
-  if (!status.ok())
+  Status status =
+      check(device_.driver().cuMemHostRegister(memory, bytes, CU_MEMHOSTREGISTER_DEVICEMAP),
+            "cuMemHostRegister", bytes, device_.ordinal());
+  if (!status.ok()) {
     munmap(memory, bytes);
-  else
-    slots_ = static_cast<Slot*>(memory);
+    return status;
+  }
+  slots_ = static_cast<Slot*>(memory);
+  device_.driver().ledger().registered_bytes += bytes;
+  return {};
+}
+
+Status Digester::unpin() {
+  constexpr std::size_t bytes = kSlots * sizeof(Slot);
+  Status status = check(device_.driver().cuMemHostUnregister(slots_), "cuMemHostUnregister", bytes);
+  if (status.ok()) device_.driver().ledger().registered_bytes -= bytes;
   return status;
 }
 
 Digester::~Digester() {
   const Driver& driver = device_.driver();
+  RelaxedCapture relaxed(driver);
   ContextGuard context(device_);
   auto tried = [&driver](Status status) {
     if (!status.ok()) driver.refuse(status);
     return status.ok();
   };
   if (stream_ != nullptr) tried(check(driver.cuStreamSynchronize(stream_), "cuStreamSynchronize"));
-  if (slots_ != nullptr &&
-      tried(check(driver.cuMemHostUnregister(slots_), "cuMemHostUnregister", kSlots * sizeof(Slot))))
-    munmap(slots_, kSlots * sizeof(Slot));
+  if (slots_ != nullptr && tried(unpin())) munmap(slots_, kSlots * sizeof(Slot));
   for (CUevent event : done_)
     if (event != nullptr) tried(check(driver.cuEventDestroy(event), "cuEventDestroy"));
   if (stream_ != nullptr) tried(check(driver.cuStreamDestroy(stream_), "cuStreamDestroy"));

@@ -47,6 +47,7 @@ class Digester {
   explicit Digester(Device& device) : device_(device) {}
   Status load(const void* image);
   Status pin();
+  Status unpin();
 
   Device& device_;
   CUmodule module_ = nullptr;

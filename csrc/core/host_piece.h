@@ -6,6 +6,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <vector>
 
 #include "core/driver.h"
 #include "core/host_store.h"
@@ -27,10 +28,11 @@ class HostPiece {
   HostPiece(const HostPiece&) = delete;
   HostPiece& operator=(const HostPiece&) = delete;
 
-  // Touches every page, from several threads near the device. Nothing to do when
-  // that was done.
-  void touch(const HostConfig& config);
-  // Touches and pins, once. pre: a context is current. A piece that the driver
+  // Touches the nth of blocks() blocks, once. Any thread may call it, for any block.
+  void touch(std::size_t block) noexcept;
+  std::size_t blocks() const noexcept;
+  // Waits for pages that other threads touch, touches what nobody does, and pins,
+  // once. pre: a context is current. A piece that the driver
   // will not pin is ready as pageable memory, unless the configuration forbids it:
   // then every call fails and the piece is of no use.
   Status make_ready(const HostConfig& config);
@@ -39,6 +41,9 @@ class HostPiece {
 
   std::size_t bytes() const noexcept { return bytes_; }
   bool ready() const noexcept { return ready_; }
+  // How long make_ready() waited for pages, and how long pinning took; seconds.
+  double touch_seconds() const noexcept { return touch_seconds_; }
+  double pin_seconds() const noexcept { return pin_seconds_; }
   bool pinned() const noexcept { return pinned_; }
 
   // Gaps; guarded by the store's mutex.
@@ -51,7 +56,6 @@ class HostPiece {
 
  private:
   HostPiece(const Driver& driver, std::byte* data, std::size_t bytes);
-  void touch_locked(const HostConfig& config);
   Status pin() noexcept;
 
   const Driver& driver_;
@@ -59,9 +63,12 @@ class HostPiece {
   std::byte* data_;
   std::size_t bytes_;
   std::size_t free_bytes_;
-  std::mutex commit_mutex_;  // held while pages are touched or pinned
-  bool touched_ = false;
-  std::atomic<bool> ready_{false};
+  std::mutex commit_mutex_;  // held while pages are pinned
+  std::vector<std::atomic<bool>> claimed_;  // a block that some thread touches or has touched
+  std::atomic<std::size_t> touched_{0};     // blocks that are done
+  double touch_seconds_ = 0;
+  double pin_seconds_ = 0;
+  std::atomic<bool> ready_{false};  // set after the two above
   std::atomic<bool> pinned_{false};
   std::map<std::size_t, std::size_t> gaps_;  // offset -> bytes
 };

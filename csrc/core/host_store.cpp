@@ -1,8 +1,10 @@
 #include "core/host_store.h"
 
 #include <algorithm>
+#include <atomic>
 
 #include "core/host_piece.h"
+#include "core/processors.h"
 
 namespace cumem {
 namespace {
@@ -33,8 +35,11 @@ void HostBlock::reset() noexcept {
 
 HostStore::HostStore(const Driver& driver, HostConfig config) : driver_(driver), config_(config) {}
 
-HostStore::~HostStore() {
-  if (toucher_.joinable()) toucher_.join();
+HostStore::~HostStore() { join_touchers(); }
+
+void HostStore::join_touchers() {
+  for (std::thread& thread : touchers_) thread.join();
+  touchers_.clear();
 }
 
 Status make_ready(const HostSpan& span, const HostStore& store) {
@@ -102,18 +107,34 @@ Status HostStore::grow(std::size_t bytes, const Device& device) {
   return {};
 }
 
-// Pieces cannot go while the thread runs: whoever removes them joins it first.
+// Page faults are what makes new host memory slow, and they scale with threads
+// (measured: 10 GB/s with one, over 50 with sixteen, on huge pages). The threads
+// take blocks in order, so that the first piece is ready first. Pieces cannot go
+// while they run: whoever removes pieces joins them before.
 void HostStore::touch_ahead(const HostConfig& config) {
-  if (toucher_.joinable()) toucher_.join();
-  std::vector<HostPiece*> cold;
+  join_touchers();
+  struct Block {
+    HostPiece* piece;
+    std::size_t index;
+  };
+  auto blocks = std::make_shared<std::vector<Block>>();
   {
     std::lock_guard<std::mutex> lock(mutex_);
     for (const auto& piece : pieces_)
-      if (!piece->ready()) cold.push_back(piece.get());
+      for (std::size_t i = 0; !piece->ready() && i < piece->blocks(); ++i)
+        blocks->push_back({piece.get(), i});
   }
-  toucher_ = std::thread([cold = std::move(cold), config] {
-    for (HostPiece* piece : cold) piece->touch(config);
-  });
+  auto next = std::make_shared<std::atomic<std::size_t>>(0);
+  // One processor is left to the thread that pins and copies.
+  const unsigned processors = std::max(2U, std::thread::hardware_concurrency()) - 1;
+  const std::size_t wanted = config.touch_threads > 0 ? config.touch_threads : processors;
+  for (std::size_t i = 0; i < std::min(wanted, blocks->size()); ++i) {
+    touchers_.emplace_back([blocks, next, near = config.near] {
+      if (near) stay_near(*near);
+      for (std::size_t at = (*next)++; at < blocks->size(); at = (*next)++)
+        (*blocks)[at].piece->touch((*blocks)[at].index);
+    });
+  }
 }
 
 Status HostStore::make_ready() {
@@ -167,7 +188,7 @@ template <class Chosen>
 std::size_t HostStore::release(const Chosen& chosen) {
   std::vector<std::unique_ptr<HostPiece>> gone;  // unpinned after the mutexes are free
   std::lock_guard<std::mutex> growth(growth_mutex_);
-  if (toucher_.joinable()) toucher_.join();
+  join_touchers();
   {
     std::lock_guard<std::mutex> lock(mutex_);
     auto kept = std::stable_partition(pieces_.begin(), pieces_.end(),
@@ -194,7 +215,10 @@ HostUsage HostStore::usage() const {
   for (const auto& piece : pieces_) {
     usage.held_bytes += piece->bytes();
     usage.used_bytes += piece->bytes() - piece->free_bytes();
-    if (piece->ready() && !piece->pinned()) usage.pageable_bytes += piece->bytes();
+    if (!piece->ready()) continue;
+    if (!piece->pinned()) usage.pageable_bytes += piece->bytes();
+    usage.touch_seconds += piece->touch_seconds();
+    usage.pin_seconds += piece->pin_seconds();
   }
   return usage;
 }

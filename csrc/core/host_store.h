@@ -6,9 +6,9 @@
 // for the next cycle until release_idle().
 //
 // Note [Cold pieces]: taking memory is cheap; making its pages is not. A block may
-// lie in pieces that are still cold. A thread of the store touches them in order,
-// and whoever copies calls make_ready() on each span's piece first, so that new
-// memory, its pinning and the copies overlap.
+// lie in pieces that are still cold. Threads of the store touch them in order, and
+// whoever copies calls make_ready() on each span's piece first, so that new memory,
+// its pinning and the copies overlap.
 //
 // Note [Pinned or pageable]: a piece that the driver refuses to pin is kept as
 // pageable memory where the configuration allows it. Copies are then slower and
@@ -80,6 +80,8 @@ struct HostUsage {
   std::size_t held_bytes = 0;      // taken from the system
   std::size_t used_bytes = 0;      // of those, in backups now
   std::size_t pageable_bytes = 0;  // of those held, not pinned
+  double touch_seconds = 0;        // that copies waited for pages of these pieces
+  double pin_seconds = 0;          // that pinning them took
 };
 
 class HostStore {
@@ -119,6 +121,7 @@ class HostStore {
   Status admit(std::size_t bytes, int device) const;
   Status grow(std::size_t bytes, const Device& device);
   void touch_ahead(const HostConfig& config);  // pre: growth_mutex_ is held
+  void join_touchers();                        // pre: the same, or nobody else is left
   template <class Chosen>
   std::size_t release(const Chosen& chosen);
   bool carve(std::size_t bytes, HostBlock& out);
@@ -127,7 +130,7 @@ class HostStore {
   // Growth takes seconds and is done by one thread at a time, under its own
   // mutex and never under `mutex_`, which guards the fields below.
   std::mutex growth_mutex_;
-  std::thread toucher_;
+  std::vector<std::thread> touchers_;
   mutable std::mutex mutex_;
   HostConfig config_;
   std::vector<std::unique_ptr<HostPiece>> pieces_;

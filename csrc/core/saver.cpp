@@ -32,15 +32,16 @@ Status Saver::save(Backup& backup, const std::vector<Range>& unchanged) {
     backup.digests.clear();
     return transfer_.copy(backup);
   }
-  if (backup.digests.size() != count_pieces(backup.ranges)) backup.filled = backup.filled && trusted;
+  if (backup.digests.size() != count_pieces(backup.ranges))
+    backup.filled = backup.filled && trusted;
   backup.digests.resize(usable ? count_pieces(backup.ranges) : 0);
-  return for_each_piece(backup.ranges, [&](const Range& piece, std::size_t index,
-                                           std::size_t offset) -> Status {
-    if (trusted)
-      return covers(unchanged, piece) ? Status{} : transfer_.copy(piece, backup.host, offset);
-    filling_.push_back({&backup, index, piece, offset});
-    return filling_.size() < Digester::kBatch ? Status{} : launch();
-  });
+  return for_each_piece(
+      backup.ranges, [&](const Range& piece, std::size_t index, std::size_t offset) -> Status {
+        if (trusted)
+          return covers(unchanged, piece) ? Status{} : transfer_.copy(piece, backup.host, offset);
+        filling_.push_back({&backup, index, piece, offset});
+        return filling_.size() < Digester::kBatch ? Status{} : launch();
+      });
 }
 
 // Starts the filled batch, then uses the time to settle the one before.
@@ -78,8 +79,8 @@ Status Saver::copy_changed(const std::vector<Job>& jobs, const Digest* digests) 
     Digest& known = job.backup->digests[job.index];
     const bool changed = !job.backup->filled || known != digests[i];
     known = digests[i];
-    const bool joins = first != nullptr && first->backup == job.backup &&
-                       run.end() == job.range.address;
+    const bool joins =
+        first != nullptr && first->backup == job.backup && run.end() == job.range.address;
     if (!changed || !joins)
       if (Status status = flush(); !status.ok()) return status;
     if (!changed) continue;

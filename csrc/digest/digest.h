@@ -58,12 +58,16 @@ inline void add(std::uint64_t word, std::uint64_t index, Digest& sum) noexcept {
 inline Digest digest_of(const void* data, std::size_t bytes) noexcept {
   Digest sum;
   const auto* at = static_cast<const unsigned char*>(data);
-  std::uint64_t index = 0;
-  for (std::size_t done = 0; done < bytes; done += 8, ++index) {
-    std::uint64_t word = 0;
-    std::memcpy(&word, at + done, bytes - done < 8 ? bytes - done : 8);
+  const std::size_t words = bytes / 8;
+  std::uint64_t word = 0;
+  for (std::size_t index = 0; index < words; ++index) {
+    std::memcpy(&word, at + index * 8, 8);
     digest_detail::add(word, index, sum);
   }
+  if (bytes % 8 == 0) return sum;
+  word = 0;
+  std::memcpy(&word, at + words * 8, bytes % 8);
+  digest_detail::add(word, words, sum);
   return sum;
 }
 

@@ -101,7 +101,7 @@ def test_a_sleep_that_is_refused_half_way_can_be_taken_back(
 def test_a_wake_that_fails_leaves_everything_asleep(
     driver: DriverUnderTest, tensors: list[torch.Tensor], call: str, nth: int
 ) -> None:
-    if nth > 1 and call.startswith("cuStream"):
+    if nth > 1 and call in ("cuStreamCreate", "cuEventSynchronize"):
         pytest.skip("a wake makes this call once")
     cumem.sleep()
     before = state()

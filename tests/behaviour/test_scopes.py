@@ -360,7 +360,7 @@ def test_a_tensor_in_the_place_of_a_dead_one_cannot_be_told_from_it() -> None:
         fresh = make(700)
         assert new.data_ptr() == place
         assert pool.captured_bytes == 1024  # of `fresh` alone
-        del fresh, new
+    del fresh, new
 
 
 def test_the_id_of_a_trimmed_pool_is_an_error() -> None:

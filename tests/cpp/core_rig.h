@@ -9,12 +9,13 @@
 #include <vector>
 
 #include "check.h"
-#include "core/allocator.h"
 #include "computer.h"
+#include "core/allocator.h"
 
 namespace rig {
 
 using cumem::Allocator;
+using cumem::CleanCheck;
 using cumem::Config;
 using cumem::Owner;
 using cumem::Range;
@@ -32,6 +33,8 @@ inline std::string library_path() {
   return !argument.empty() || variable == nullptr ? argument : variable;
 }
 
+inline constexpr char kDigestImage[] = "cumem emulated digest";
+
 inline Config small_chunks() {
   Config config;
   config.chunk_bytes = kChunk;
@@ -43,7 +46,7 @@ inline Config small_chunks() {
 class Rig {
  public:
   explicit Rig(std::uint64_t capacity = 64 * kMiB, Config config = small_chunks(), int devices = 1)
-      : computer(capacity, devices) {
+      : computer(capacity, devices), copy_streams(2 * static_cast<std::uint64_t>(devices)) {
     computer.need_control();
     std::unique_ptr<cumem::Driver> loaded;
     std::string detail;
@@ -59,7 +62,8 @@ class Rig {
 
   CUdeviceptr make(std::size_t bytes, const std::string& tag = "weights", int device = 0) {
     CUdeviceptr address = 0;
-    REQUIRE(allocator->malloc(bytes, device, nullptr, Owner{tag, "offload", 1, false}, address).ok());
+    REQUIRE(
+        allocator->malloc(bytes, device, nullptr, Owner{tag, "offload", 1, false}, address).ok());
     return address;
   }
   // Position-dependent bytes, different for each seed.
@@ -88,9 +92,15 @@ class Rig {
   static SegmentPlan whole(CUdeviceptr address, std::size_t bytes) {
     return {address, {{address, bytes}}};
   }
-  Status sleep(std::vector<SegmentPlan> plans) {
+  // Gives a device its kernel; what the digester holds counts as there from the start.
+  void load_digester(int device = 0) {
+    REQUIRE(allocator->load_digester(device, kDigestImage).ok());
+    start.host_registrations += 1;
+    start.streams += 1;
+  }
+  Status sleep(std::vector<SegmentPlan> plans, CleanCheck check = CleanCheck::digest) {
     slept = {};
-    return allocator->sleep(SleepRequest{std::move(plans)}, slept);
+    return allocator->sleep(SleepRequest{std::move(plans), check}, slept);
   }
   Status wake(std::vector<CUdeviceptr> segments, std::optional<unsigned char> fill = {}) {
     woken = {};
@@ -103,18 +113,16 @@ class Rig {
     CHECK_EQ(now.mappings, start.mappings);
     CHECK_EQ(now.reservations, start.reservations);
     CHECK_EQ(now.handle_references, start.handle_references);
-    // Copy streams stay with their device: one for each direction.
-    CHECK(now.streams <= start.streams + 2);
+    CHECK(now.streams <= start.streams + copy_streams);
     allocator->host().release_idle();
     CHECK_EQ(computer.ledger().host_registrations, start.host_registrations);
   }
-  bool asleep(CUdeviceptr address) {
-    return info(address).state == cumem::SegmentState::asleep;
-  }
+  bool asleep(CUdeviceptr address) { return info(address).state == cumem::SegmentState::asleep; }
 
   Computer computer;
   std::shared_ptr<cumem::Driver> driver;
   std::unique_ptr<Allocator> allocator;
+  const std::uint64_t copy_streams;  // stay with their device: one for each direction
   cumem_emulator_ledger_t start{};
   SleepResult slept;
   WakeResult woken;

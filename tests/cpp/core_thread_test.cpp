@@ -1,5 +1,6 @@
 // Do malloc, free, sleep and wake from many threads keep the books right?
 #include <atomic>
+#include <chrono>
 #include <thread>
 
 #include "core_rig.h"
@@ -67,6 +68,38 @@ TEST(segments_freed_while_they_sleep_or_wake_end_exactly_once) {
     CHECK_EQ(r.allocator->live_segments(), std::size_t{0});
     r.expect_empty();
   }
+}
+
+TEST(host_memory_is_released_and_segments_end_while_others_are_digested) {
+  Rig r(128 * kMiB);
+  r.load_digester();
+  const std::size_t bytes = 3 * kChunk;
+  const CUdeviceptr a = r.make(bytes);
+  const auto data = Rig::pattern(bytes, 22);
+  r.write(a, data);
+  std::atomic<bool> stop{false};
+  std::vector<std::thread> threads;
+  threads.emplace_back([&] { churn(r, 1, stop); });
+  threads.emplace_back([&] {
+    while (!stop) {
+      (void)r.allocator->release_host();
+      (void)r.allocator->segments();
+      (void)r.allocator->load_digester(0, rig::kDigestImage);
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+  });
+  for (int round = 0; round < 10; ++round) {
+    const CUdeviceptr b = r.make(kChunk);
+    threads.emplace_back([&r, b] { r.allocator->free(b); });
+    CHECK(r.sleep({Rig::whole(a, bytes), Rig::whole(b, kChunk)}).ok());
+    CHECK(r.wake({a, b}).ok());
+  }
+  stop = true;
+  for (std::thread& thread : threads) thread.join();
+  CHECK(r.read(a, bytes) == data);
+  CHECK(r.allocator->verify().ok());
+  r.allocator->free(a);
+  r.expect_empty();
 }
 
 }  // namespace

@@ -69,7 +69,8 @@ def fresh(size: int = 30 * MIB) -> torch.Tensor:
 
 
 def settings() -> str:
-    return str(torch._C._accelerator_getAllocatorSettings())
+    snapshot = torch._C._cuda_memorySnapshot((0, 0, False))
+    return str(snapshot["allocator_settings"]["PYTORCH_CUDA_ALLOC_CONF"])
 
 
 def outside_is_expandable() -> None:
