@@ -12,6 +12,7 @@ from cumem.errors import (
     DeviceOutOfMemoryError,
     DriverError,
     HostOutOfMemoryError,
+    IntegrityError,
 )
 from cumem.guarding import guard
 from cumem.hooks import HookHandle, SegmentRange, on_after_map, on_before_unmap
@@ -20,9 +21,11 @@ from cumem.memory import default_device, release_host_memory, trim
 from cumem.options import CleanCheck, OnSleep, Options
 from cumem.pool import Pool, graph_pool, use_memory_pool
 from cumem.preparing import Preparation, prepare
-from cumem.reports import SleepPlan, SleepReport, WakeReport
+from cumem.reports import SleepPlan, SleepReport, SwitchReport, WakeReport
 from cumem.sleep import epoch, is_sleeping, plan_sleep, sleep, sleeping_tags, wake_up
 from cumem.stats import DeviceStats, Stats, TagStats, check, stats
+from cumem.switching import switch
+from cumem.waking import WakeHandle, stream_wake
 
 __all__ = [
     "AsleepError",
@@ -35,6 +38,7 @@ __all__ = [
     "DriverError",
     "HookHandle",
     "HostOutOfMemoryError",
+    "IntegrityError",
     "LiveBlock",
     "OnSleep",
     "Options",
@@ -44,7 +48,9 @@ __all__ = [
     "SleepPlan",
     "SleepReport",
     "Stats",
+    "SwitchReport",
     "TagStats",
+    "WakeHandle",
     "WakeReport",
     "__version__",
     "check",
@@ -67,6 +73,8 @@ __all__ = [
     "sleep",
     "sleeping_tags",
     "stats",
+    "stream_wake",
+    "switch",
     "tag_of",
     "trim",
     "uncovered",

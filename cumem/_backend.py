@@ -60,6 +60,10 @@ class Backend(Protocol):
         """Is a graph capture under way on the current stream?"""
         ...
 
+    def current_stream(self, device: int) -> int:
+        """Handle of the current stream of ``device``."""
+        ...
+
     def streams(self, device: int) -> list[int]:
         """Handles of the streams that torch keeps for ever."""
         ...

@@ -75,6 +75,9 @@ class EmulatedBackend:
     def is_capturing(self) -> bool:
         return self._capturing()
 
+    def current_stream(self, device: int) -> int:
+        return self._streams(device)[0]
+
     def streams(self, device: int) -> list[int]:
         return self._streams(device)
 

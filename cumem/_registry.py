@@ -172,6 +172,12 @@ def moving(tags: Collection[str]) -> Iterator[list[OpenScope]]:
             _settled.notify_all()
 
 
+def move_here() -> None:
+    """Says that this thread carries out the move under way."""
+    with _lock:
+        _state.mover = threading.get_ident()
+
+
 def mark_asleep(numbers: Collection[int]) -> None:
     """Says which pools have sleeping segments, by number."""
     with _lock:

@@ -75,6 +75,9 @@ class CudaBackend:
     def is_capturing(self) -> bool:
         return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
 
+    def current_stream(self, device: int) -> int:
+        return int(torch.cuda.current_stream(device).cuda_stream)
+
     def streams(self, device: int) -> list[int]:
         # Round robin: asking for all of them leaves the turn where it was.
         return [

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from bisect import bisect_right
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+
+import torch
 
 from cumem import _C, _declared, _registry, _runtime, _snapshot, hooks
 from cumem._plan import Decision, Request, decide
 from cumem._runtime import Runtime
 from cumem._text import size
-from cumem.errors import BusyError, CumemError, translated
+from cumem.errors import CumemError, translated
 from cumem.options import CleanCheck
 from cumem.reports import SleepReport, WakeReport
 
@@ -26,8 +27,11 @@ _CHECKS = {
     CleanCheck.DECLARED: _C.CleanCheck.declared,
 }
 
-_operation = threading.Lock()
-_operating: int | None = None  # the thread that has it
+_LEFT_BY_WAKE = (
+    "{wanted} were wanted in all. Nothing was woken and no backup was dropped; free memory and "
+    "call wake_up again."
+)
+_LEFT_BY_PIECES = "What is awake stays so, the rest is asleep with its backup; call wake_up again."
 
 
 @dataclass(frozen=True)
@@ -85,45 +89,19 @@ class Woken:
         )
 
 
-@contextmanager
-def exclusive(operation: str, tags: Collection[str]) -> Iterator[list[_registry.OpenScope]]:
-    """One sleep or wake at a time; yields the scopes of these tags that are open.
+@dataclass(frozen=True)
+class WakeJob:
+    """A wake that is planned."""
 
-    Raises:
-        BusyError: this thread is in one already (a hook calls it).
-    """
-    global _operating
-    if _operating == threading.get_ident():
-        raise BusyError(
-            f"{operation}: called from inside a hook of another sleep or wake. Nothing was "
-            "changed; return from the hook first."
-        )
-    with _operation, _registry.moving(tags) as scopes:
-        _operating = threading.get_ident()
-        try:
-            yield scopes
-        finally:
-            _operating = None
+    operation: str
+    segments: list[_C.SegmentInfo]  # in the order in which they are to come
+    fill: int | None
+    verify: bool = False
 
 
-def refuse_open(operation: str, scopes: list[_registry.OpenScope]) -> None:
-    """Raises BusyError when a scope is open."""
-    if not scopes:
-        return
-    scope = scopes[0]
-    raise BusyError(
-        f"{operation}: thread {scope.thread!r} has a scope of tag {scope.tag!r} open. "
-        "Nothing was put to sleep; leave the scope and repeat the call."
-    )
-
-
-def refuse_capture(operation: str, runtime: Runtime) -> None:
-    """Raises BusyError when the current stream is in a graph capture."""
-    if runtime.backend.is_capturing():
-        raise BusyError(
-            f"{operation}: a CUDA graph capture is under way on this stream. "
-            "Nothing was changed; end the capture and repeat the call."
-        )
+def check() -> _C.CleanCheck:
+    """How the core is to find out what has not changed."""
+    return _CHECKS[_runtime.current_options().clean_check]
 
 
 def host_bytes_wanted(runtime: Runtime, decisions: list[Decision]) -> int:
@@ -133,22 +111,20 @@ def host_bytes_wanted(runtime: Runtime, decisions: list[Decision]) -> int:
     return max(0, wanted - (usage.held_bytes - usage.used_bytes))
 
 
-def put_to_sleep(runtime: Runtime, operation: str, request: Request) -> Slept:
+def put_to_sleep(
+    runtime: Runtime, operation: str, request: Request, *, verify: bool = False
+) -> Slept:
     """Plans and carries out; the books are right also when it raises."""
     _snapshot.drop_retired(runtime)
     decisions = decide(runtime, request)
     infos = [item.info for item in decisions]
-    unchanged = _declared.unchanged()
-    plans = [_C.SegmentPlan(item.info.address, item.backup, unchanged) for item in decisions]
     try:
         if infos:
             hooks.run_before_unmap(infos)
         with translated(operation, _LEFT_BY_SLEEP, runtime.backend.device_type):
-            result = runtime.allocator.sleep(plans, _CHECKS[_runtime.current_options().clean_check])
+            result = runtime.allocator.sleep(plans(decisions), check(), verify)
     except BaseException as error:
-        # What went to sleep before the failure is exactly known, so book it.
-        segments = runtime.allocator.segments()
-        _book(runtime, decisions, {info.address for info in segments if info.asleep})
+        segments = _book_failure(runtime, decisions)
         if isinstance(error, CumemError):
             _tell_who_stayed(segments, infos)
         raise
@@ -156,24 +132,78 @@ def put_to_sleep(runtime: Runtime, operation: str, request: Request) -> Slept:
     return Slept(decisions, result)
 
 
-def wake(runtime: Runtime, operation: str, tags: Collection[str], fill: int | None) -> Woken:
-    """Wakes every sleeping segment of these tags, in order of allocation."""
-    waking = sorted(_asleep(runtime, tags), key=lambda info: info.serial)
-    left = (
-        f"{size(sum(info.bytes for info in waking))} were wanted in all. Nothing was woken and no "
-        "backup was dropped; free memory and call wake_up again."
-    )
+def _book_failure(runtime: Runtime, decisions: list[Decision]) -> list[_C.SegmentInfo]:
+    """What went to sleep before a failure is exactly known, so it is booked."""
+    segments = runtime.allocator.segments()
+    _book(runtime, decisions, {info.address for info in segments if info.asleep})
+    return segments
+
+
+def plans(decisions: list[Decision]) -> list[_C.SegmentPlan]:
+    """What the core is told of these decisions."""
+    unchanged = _declared.unchanged()
+    return [_C.SegmentPlan(item.info.address, item.backup, unchanged) for item in decisions]
+
+
+def plan_wake(
+    runtime: Runtime,
+    operation: str,
+    tags: Collection[str],
+    fill: int | None,
+    order: Sequence[torch.Tensor] = (),
+    *,
+    verify: bool = False,
+) -> WakeJob:
+    """The sleeping segments of these tags: those of ``order`` first, then by allocation."""
+    asleep = sorted(_asleep(runtime, tags), key=lambda info: info.serial)
+    starts = sorted(info.address for info in asleep)
+    rank: dict[int, int] = {}
+    for tensor in order:
+        at = bisect_right(starts, tensor.untyped_storage().data_ptr()) - 1
+        if at >= 0:
+            rank.setdefault(starts[at], len(rank))
+    segments = sorted(asleep, key=lambda info: rank.get(info.address, len(rank)))
+    return WakeJob(operation, segments, fill, verify)
+
+
+def wake(runtime: Runtime, job: WakeJob, progress: _C.WakeProgress | None = None) -> Woken:
+    """Wakes the segments of ``job``; piece by piece when there is a ``progress``."""
+    wanted = size(sum(info.bytes for info in job.segments))
+    left = _LEFT_BY_PIECES if progress is not None else _LEFT_BY_WAKE.format(wanted=wanted)
     try:
-        with translated(operation, left, runtime.backend.device_type):
-            result = _wake_or_clear_caches(runtime, [info.address for info in waking], fill)
+        with translated(job.operation, left, runtime.backend.device_type):
+            result = _wake_or_clear_caches(runtime, job, progress)
     finally:
         _mark(runtime)
-    addresses = set(result.segments)
-    woken = [info for info in waking if info.address in addresses]
+    return _book_wake(job, set(result.segments), result)
+
+
+def _book_wake(job: WakeJob, awake: Collection[int], result: _C.WakeResult) -> Woken:
+    """Forgets what was lost of segments that are awake, and tells who wants to know."""
+    woken = [info for info in job.segments if info.address in awake]
     undefined = frozenset(info.owner.tag for info in woken if _forget(info))
     if woken:
         hooks.run_after_map(woken)
     return Woken(woken, result, undefined)
+
+
+def book_switch(
+    runtime: Runtime,
+    decisions: list[Decision],
+    job: WakeJob,
+    results: tuple[_C.SleepResult, _C.WakeResult],
+) -> tuple[Slept, Woken]:
+    """Books a switch that was carried out."""
+    slept, woken = results
+    _book(runtime, decisions, set(slept.segments))
+    return Slept(decisions, slept), _book_wake(job, set(woken.segments), woken)
+
+
+def book_failed_switch(runtime: Runtime, decisions: list[Decision], job: WakeJob) -> None:
+    """Books what a switch did before it failed; its hooks hear of what is awake."""
+    segments = _book_failure(runtime, decisions)
+    wanted = [item.info for item in decisions] + job.segments
+    _tell_who_stayed(segments, wanted)
 
 
 def _asleep(runtime: Runtime, tags: Collection[str]) -> list[_C.SegmentInfo]:
@@ -182,16 +212,27 @@ def _asleep(runtime: Runtime, tags: Collection[str]) -> list[_C.SegmentInfo]:
 
 
 def _wake_or_clear_caches(
-    runtime: Runtime, addresses: list[int], fill: int | None
+    runtime: Runtime, job: WakeJob, progress: _C.WakeProgress | None
 ) -> _C.WakeResult:
     """Wakes; when the device is full, once more without what torch only caches."""
+    addresses = [info.address for info in job.segments]
+    if progress is not None:  # it cannot start again: others wait for its pieces
+        _clear_caches_when_short(runtime, job.segments)
+        return runtime.allocator.wake(addresses, job.fill, job.verify, progress)
     try:
-        return runtime.allocator.wake(addresses, fill)
+        return runtime.allocator.wake(addresses, job.fill, job.verify, None)
     except _C.StatusError as error:
         if error.fault != "device_memory":
             raise
     _snapshot.empty_cache(runtime)
-    return runtime.allocator.wake(addresses, fill)
+    return runtime.allocator.wake(addresses, job.fill, job.verify, None)
+
+
+def _clear_caches_when_short(runtime: Runtime, segments: list[_C.SegmentInfo]) -> None:
+    for device in {info.device for info in segments}:
+        wanted = sum(info.bytes for info in segments if info.device == device)
+        if runtime.allocator.device_info(device).free_bytes < wanted:
+            _snapshot.empty_cache(runtime)
 
 
 def _tell_who_stayed(segments: list[_C.SegmentInfo], infos: list[_C.SegmentInfo]) -> None:

@@ -43,6 +43,10 @@ class DriverError(CumemError):
     """
 
 
+class IntegrityError(CumemError):
+    """Bytes are not what they were. Nothing was unmapped or woken; backups are kept."""
+
+
 class CheckpointError(CumemError, ValueError):
     """A file is not what it should be. Nothing was loaded."""
 
@@ -78,6 +82,9 @@ def from_status(error: _C.StatusError, operation: str, left: str, kind: str = "c
     if error.fault == "host_memory":
         needed = f"no room for {size(error.bytes)} of host memory ({error.call}{_why(error)})"
         return HostOutOfMemoryError(f"{operation}: {needed}; {size(error.free_bytes)} free. {left}")
+    if error.fault == "integrity":
+        at = f"{error.call} at {error.address:#x}{where}"
+        return IntegrityError(f"{operation}: {at} is not what was put to sleep. {left}")
     return DriverError(f"{operation}: {_what(error, where)} failed{_why(error)}. {left}")
 
 

@@ -111,3 +111,21 @@ class WakeReport:
             f"woke {_names(self.tags)}: mapped {size(self.mapped_bytes)}, "
             f"restored {size(self.restored_bytes)}{undefined}, in {self.seconds:.3f} s"
         )
+
+
+@dataclass(frozen=True)
+class SwitchReport:
+    """What one switch did: its two halves went on at the same time.
+
+    Attributes:
+        sleep: what went to sleep; its ``seconds`` are those of the whole.
+        wake: what woke; likewise.
+        seconds: wall time of the call.
+    """
+
+    sleep: SleepReport = field(default_factory=SleepReport)
+    wake: WakeReport = field(default_factory=WakeReport)
+    seconds: float = 0.0
+
+    def __str__(self) -> str:
+        return f"switched in {self.seconds:.3f} s: {self.sleep}; {self.wake}"

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
+from typing import Literal, overload
 
-from cumem import _registry, _runtime, _transition
+from cumem import _operation, _registry, _runtime, _transition, waking
 from cumem._arguments import described, fill_value, known_tags, sleep_request
 from cumem._plan import decide
 from cumem.reports import SleepPlan, SleepReport, WakeReport
@@ -20,6 +21,7 @@ def sleep(
     *,
     tags: Iterable[str] | None = None,
     offload_tags: Iterable[str] | None = None,
+    verify: bool = False,
 ) -> SleepReport:
     """Gives device memory back to the driver; every pointer stays valid.
 
@@ -33,10 +35,13 @@ def sleep(
         tags: only these tags; None: all.
         offload_tags: back these up and discard all others, whatever their policy
             (keep pools and kept tensors are still honoured).
+        verify: read every backup again and compare it with the device's contents
+            before anything is unmapped.
 
     Raises:
         ValueError: an unknown tag or level, or both ``level=2`` and ``offload_tags``.
         TypeError: a wrong type.
+        IntegrityError: a backup is not what the device holds (only with ``verify``).
         BusyError: a scope of one of these tags is open, a graph capture is under
             way, or the call comes from inside a hook of another.
         HostOutOfMemoryError: no room for the backups.
@@ -51,11 +56,12 @@ def sleep(
     runtime = _runtime.if_started()
     if runtime is None or level == 0:
         return SleepReport()
+    waking.join_pending()
     started = time.perf_counter()
-    with _transition.exclusive(operation, request.tags) as scopes:
-        _transition.refuse_open(operation, scopes)
-        _transition.refuse_capture(operation, runtime)
-        done = _transition.put_to_sleep(runtime, operation, request)
+    with _operation.exclusive(operation, request.tags) as scopes:
+        _operation.refuse_open(operation, scopes)
+        _operation.refuse_capture(operation, runtime)
+        done = _transition.put_to_sleep(runtime, operation, request, verify=verify)
     return done.report(runtime, time.perf_counter() - started)
 
 
@@ -84,7 +90,33 @@ def plan_sleep(
     )
 
 
-def wake_up(tags: Iterable[str] | None = None, *, fill: str | None = None) -> WakeReport:
+@overload
+def wake_up(
+    tags: Iterable[str] | None = None,
+    *,
+    fill: str | None = None,
+    wait: Literal[True] = True,
+    verify: bool = False,
+) -> WakeReport: ...
+
+
+@overload
+def wake_up(
+    tags: Iterable[str] | None = None,
+    *,
+    fill: str | None = None,
+    wait: Literal[False],
+    verify: bool = False,
+) -> waking.WakeHandle: ...
+
+
+def wake_up(
+    tags: Iterable[str] | None = None,
+    *,
+    fill: str | None = None,
+    wait: bool = True,
+    verify: bool = False,
+) -> WakeReport | waking.WakeHandle:
     """Brings memory back at the same addresses, with the same bytes.
 
     All or nothing: everything is mapped and restored before any of it counts as
@@ -95,25 +127,37 @@ def wake_up(tags: Iterable[str] | None = None, *, fill: str | None = None) -> Wa
         tags: only these tags, in any order; None: everything that sleeps.
         fill: what discarded memory holds: None (undefined), ``"zero"``, or
             ``"poison"`` (0xFF bytes, to make a use of lost contents visible).
+        wait: False returns a :class:`WakeHandle` at once; the wake goes on piece by
+            piece, and a failure leaves the rest asleep.
+        verify: compare what was restored with what was put to sleep; not with
+            ``wait=False``.
 
     Raises:
-        ValueError: an unknown tag or fill. TypeError: a wrong type.
+        ValueError: an unknown tag or fill, or ``verify`` with ``wait=False``.
+        TypeError: a wrong type.
         BusyError: a graph capture is under way, or the call comes from inside a hook.
         DeviceOutOfMemoryError: no room on a device, also after torch's caches were cleared.
         DriverError: the driver refused.
+        IntegrityError: what was restored is not what was put to sleep.
         In these cases everything stays asleep with its backup; the call can be repeated.
         CumemError: an ``on_after_map`` hook raised; everything is awake.
     """
     tags = _listed(tags)
     chosen, value = known_tags(tags), fill_value(fill)
+    if verify and not wait:
+        raise ValueError("verify=True needs everything at once; it cannot be given with wait=False")
     operation = described("wake_up", tags)
     runtime = _runtime.if_started()
+    waking.join_pending()
+    if not wait:
+        return waking.start(operation, chosen, value)
     if runtime is None:
         return WakeReport()
     started = time.perf_counter()
-    with _transition.exclusive(operation, chosen):
-        _transition.refuse_capture(operation, runtime)
-        done = _transition.wake(runtime, operation, chosen, value)
+    with _operation.exclusive(operation, chosen):
+        _operation.refuse_capture(operation, runtime)
+        job = _transition.plan_wake(runtime, operation, chosen, value, verify=verify)
+        done = _transition.wake(runtime, job)
     return done.report(time.perf_counter() - started)
 
 

@@ -42,6 +42,7 @@
 namespace cumem {
 
 class Transfers;
+class Transition;
 struct Leaving;
 
 class Allocator {
@@ -64,6 +65,7 @@ class Allocator {
   // All or nothing; see requests.h for what is left behind after a failure.
   Status sleep(const SleepRequest& request, SleepResult& result);
   Status wake(const WakeRequest& request, WakeResult& result);
+  Status exchange(const SwitchRequest& request, SwitchResult& result);
 
   // Does this allocator own `address` (the start of a segment, or inside one)?
   bool owns(CUdeviceptr address) const;
@@ -122,7 +124,15 @@ class Allocator {
   Status take_host_memory(std::vector<Leaving>& leaving);
   Status save_all(const std::vector<Device*>& devices, std::vector<Leaving>& leaving,
                   CleanCheck check, Transfers& transfers);
+  Status verify_saved(std::vector<Leaving>& leaving, const SleepRequest& request);
+  Status verify_restored(const std::vector<Segment*>& waking, bool verify, WakeResult& result);
+  Status wake_whole(const WakeRequest& request, const std::vector<Segment*>& waking,
+                    Transition& transition, WakeResult& result);
+  Device* device_if_open(int ordinal);
   bool all_digest(const std::vector<Device*>& devices);
+  Status exchange_all(const SwitchRequest& request, std::vector<Leaving>& leaving,
+                      const std::vector<Segment*>& arriving, Transition& transition,
+                      SwitchResult& result);
   Digester* digester_of(const Device& device);  // valid while operation_ is held
 
   // Order matters: what comes later goes first, and needs what comes before it.

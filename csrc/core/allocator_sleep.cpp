@@ -15,84 +15,19 @@
 #include <utility>
 
 #include "core/allocator.h"
+#include "core/leaving.h"
 #include "core/saver.h"
 #include "core/transition.h"
 
 namespace cumem {
-
-// A segment on its way to sleep, with the backup that it will have.
-struct Leaving {
-  Segment* segment = nullptr;
-  Backup backup;
-  std::vector<Range> unchanged;
-};
-
 namespace {
-
-bool same(const std::vector<Range>& left, const std::vector<Range>& right) noexcept {
-  return std::equal(
-      left.begin(), left.end(), right.begin(), right.end(),
-      [](const Range& a, const Range& b) { return a.address == b.address && a.bytes == b.bytes; });
-}
-
-bool in_order(const Segment& segment, const std::vector<Range>& ranges) {
-  CUdeviceptr last = segment.address();
-  for (const Range& range : ranges) {
-    if (range.address < last || !segment.contains(range)) return false;
-    last = range.end();
-  }
-  return true;
-}
-
-// Picks the segments there is something to do for: awake ones, and sleeping
-// ones whose memory the driver would not take back last time.
-Status select(const SleepRequest& request, Transition& transition, std::vector<Leaving>& leaving) {
-  for (const SegmentPlan& plan : request.segments) {
-    Segment* segment = transition.take(plan.segment);
-    if (segment == nullptr) continue;
-    if (segment->state == SegmentState::asleep && segment->handles() == 0) continue;
-    if (!in_order(*segment, plan.backup)) {
-      Status status = failure(Fault::invalid, "backup ranges", total_bytes(plan.backup));
-      status.address = plan.segment;
-      return status;
-    }
-    Leaving item;
-    item.segment = segment;
-    item.backup.ranges = plan.backup;
-    item.unchanged = plan.unchanged;
-    leaving.push_back(std::move(item));
-  }
-  return {};
-}
-
-bool wants_copy(const Leaving& item) {
-  return item.segment->state == SegmentState::awake && !item.backup.ranges.empty();
-}
-
-// Takes over the backups that segments kept since they woke. One with other ranges
-// is of no use: its memory goes back to the arena before new memory is taken.
-void take_kept_backups(std::vector<Leaving>& leaving, Transition& transition) {
-  std::vector<Backup> stale;
-  transition.publish([&] {
-    for (Leaving& item : leaving) {
-      if (item.segment->state != SegmentState::awake) continue;
-      Backup kept = std::exchange(item.segment->backup, Backup{});
-      if (kept.filled && same(kept.ranges, item.backup.ranges)) std::swap(kept, item.backup);
-      stale.push_back(std::move(kept));
-    }
-  });
-}
-
-bool wants_host_memory(const Leaving& item) {
-  return wants_copy(item) && item.backup.host.bytes() == 0;
-}
 
 Status try_to_take_host_memory(HostStore& host, std::vector<Leaving>& leaving) {
   std::size_t bytes = 0;
   for (const Leaving& item : leaving)
-    if (wants_host_memory(item)) bytes += host.rounded(total_bytes(item.backup.ranges));
+    if (item.wants_host_memory()) bytes += host.rounded(total_bytes(item.backup.ranges));
   for (Leaving& item : leaving) {
-    if (!wants_host_memory(item)) continue;
+    if (!item.wants_host_memory()) continue;
     const Device& device = item.segment->device();
     // The first call takes for all, so that one admission decides.
     if (Status status = host.reserve(std::exchange(bytes, 0), device); !status.ok()) return status;
@@ -102,46 +37,13 @@ Status try_to_take_host_memory(HostStore& host, std::vector<Leaving>& leaving) {
   return {};
 }
 
-Status wait_for_devices(const Transition& transition) {
-  for (const Device* device : transition.devices())
-    if (Status status = device->synchronize(); !status.ok()) return status;
-  return {};
-}
-
 // pre: the device's context is current.
 Status save_on(Device& device, std::vector<Leaving>& leaving, Saver& saver) {
   for (Leaving& item : leaving) {
-    if (&item.segment->device() != &device || !wants_copy(item)) continue;
+    if (&item.segment->device() != &device || !item.wants_copy()) continue;
     if (Status status = saver.save(item.backup, item.unchanged); !status.ok()) return status;
   }
   return saver.finish();
-}
-
-// Nothing of it was unmapped, so its contents are where they were.
-void stay_awake(Segment& segment, Transition& transition) {
-  Backup unused;
-  transition.publish([&] {
-    segment.state = SegmentState::awake;
-    std::swap(unused, segment.backup);
-  });
-}
-
-Status release(Leaving& item, Transition& transition, SleepResult& result) {
-  Segment& segment = *item.segment;
-  transition.publish([&] {
-    if (segment.state == SegmentState::asleep) return;  // it goes on from an earlier try
-    item.backup.filled = true;
-    segment.backup = std::move(item.backup);
-    segment.state = SegmentState::asleep;
-  });
-  ContextGuard context(segment.device());
-  if (!context.status().ok()) return context.status();
-  const std::size_t before = segment.mapped_bytes();
-  Status status = segment.unmap();
-  result.freed_bytes += before - segment.mapped_bytes();
-  if (status.ok()) result.segments.push_back(segment.address());
-  if (!status.ok() && segment.mapped_bytes() == segment.bytes()) stay_awake(segment, transition);
-  return status;
 }
 
 }  // namespace
@@ -196,7 +98,7 @@ Status Allocator::sleep_alone(const SleepRequest& request, SleepResult& result) 
                                                     // backups go
   Stopwatch watch(result.phases);
 
-  Status status = select(request, transition, leaving);
+  Status status = select_leaving(request, transition, leaving);
   if (status.ok()) status = transition.refuse_captures();
   watch.lap("plan");
   if (status.ok()) take_kept_backups(leaving, transition);
@@ -207,6 +109,8 @@ Status Allocator::sleep_alone(const SleepRequest& request, SleepResult& result) 
   if (status.ok()) status = save_all(transition.devices(), leaving, request.clean_check, transfers);
   if (status.ok()) status = transfers.wait();
   watch.lap("copy");
+  if (status.ok() && request.verify) status = verify_saved(leaving, request);
+  if (request.verify) watch.lap("verify");
   result.copied_bytes = transfers.copied_bytes();
   result.digested = request.clean_check == CleanCheck::digest && all_digest(transition.devices());
   for (auto item = leaving.begin(); item != leaving.end() && status.ok(); ++item)

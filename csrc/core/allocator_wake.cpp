@@ -6,37 +6,15 @@
 // behind the copies. A failure waits for the copies and gives back what this call
 // mapped; the segments are asleep with their backups, as before, and the call can
 // be repeated.
+#include <algorithm>
 #include <utility>
 
 #include "core/allocator.h"
+#include "core/arriving.h"
 #include "core/transition.h"
 
 namespace cumem {
 namespace {
-
-std::vector<Segment*> select(const WakeRequest& request, Transition& transition) {
-  std::vector<Segment*> waking;
-  for (CUdeviceptr address : request.segments) {
-    Segment* segment = transition.take(address);
-    if (segment != nullptr && segment->state == SegmentState::asleep) waking.push_back(segment);
-  }
-  return waking;
-}
-
-// The fill goes first on the same stream, so a backup always has the last word.
-Status restore(Segment& segment, const std::optional<unsigned char>& fill, Transfer& transfer) {
-  if (fill && total_bytes(segment.backup.ranges) < segment.bytes()) {
-    Status status = transfer.fill({segment.address(), segment.bytes()}, *fill);
-    if (!status.ok()) return status;
-  }
-  return segment.backup.ranges.empty() ? Status{} : transfer.copy(segment.backup);
-}
-
-// pre: the segment's context is current.
-Status map_and_restore(Segment& segment, const WakeRequest& request, Transfer& transfer) {
-  Status status = segment.map();
-  return status.ok() ? restore(segment, request.fill, transfer) : status;
-}
 
 Status wake_all(const std::vector<Segment*>& waking, const std::vector<Device*>& devices,
                 const WakeRequest& request, WakeResult& result) {
@@ -46,7 +24,7 @@ Status wake_all(const std::vector<Segment*>& waking, const std::vector<Device*>&
   Status status = on_each(devices, [&](Device& device) {
     for (Segment* segment : waking) {
       if (&segment->device() != &device) continue;
-      Status one = map_and_restore(*segment, request, transfers.on(device));
+      Status one = map_and_restore(*segment, request.fill, transfers.on(device));
       if (!one.ok()) return one;
     }
     return Status{};
@@ -58,24 +36,68 @@ Status wake_all(const std::vector<Segment*>& waking, const std::vector<Device*>&
   return status;
 }
 
-void roll_back(const std::vector<Segment*>& waking) {
-  for (Segment* segment : waking) {
-    ContextGuard context(segment->device());
-    // A refusal leaves the segment asleep with an exact count of mapped bytes;
-    // the next sleep or wake of it goes on from there.
-    if (context.status().ok()) (void)segment->unmap();
+// pre: the segment's context is current. On failure nothing of it is mapped.
+Status bring_one(Segment& segment, const WakeRequest& request, Transfer& transfer) {
+  Event event;
+  Status status = map_and_restore(segment, request.fill, transfer);
+  if (status.ok()) status = transfer.mark(event);
+  if (status.ok()) {
+    request.progress->submitted(segment, std::move(event));
+    return {};
   }
+  (void)transfer.wait();  // copies into it may run
+  (void)segment.unmap();
+  return status;
 }
 
-// Says how much the device has now that everything is given back.
-void add_free_bytes(Allocator& allocator, Status& status) {
-  Device* device = nullptr;
-  std::size_t total = 0;
-  if (status.fault == Fault::device_memory && allocator.device(status.device, &device).ok())
-    (void)device->memory(status.free_bytes, total);
+// Publishes the first segments of `submitted` whose bytes are there.
+void publish_reached(std::vector<Segment*>& submitted, const WakeRequest& request, bool retain,
+                     Transition& transition, WakeResult& result, std::vector<Backup>& spent) {
+  auto end = std::find_if(submitted.begin(), submitted.end(), [&](const Segment* segment) {
+    return !request.progress->reached(segment->address());
+  });
+  if (end == submitted.begin()) return;
+  publish_awake({submitted.begin(), end}, retain, transition, result, spent);
+  submitted.erase(submitted.begin(), end);
+}
+
+// One after the other, devices too: what is needed first is asked for first.
+Status wake_piecewise(const std::vector<Segment*>& waking, const WakeRequest& request, bool retain,
+                      Transition& transition, WakeResult& result, std::vector<Backup>& spent) {
+  Transfers transfers(Device::Direction::to_device);
+  Stopwatch watch(result.phases);
+  std::vector<Segment*> submitted;
+  Status status;
+  for (auto next = waking.begin(); next != waking.end() && status.ok(); ++next) {
+    Segment& segment = **next;
+    ContextGuard context(segment.device());
+    status = context.status();
+    if (status.ok()) status = bring_one(segment, request, transfers.on(segment.device()));
+    if (status.ok()) submitted.push_back(&segment);
+    publish_reached(submitted, request, retain, transition, result, spent);
+  }
+  watch.lap("map_and_submit");
+  const Status filled = transfers.wait();
+  watch.lap("copy");
+  result.restored_bytes = transfers.copied_bytes();
+  if (filled.ok())
+    publish_awake(submitted, retain, transition, result, spent);
+  else
+    unmap_all(submitted);
+  return status.ok() ? filled : status;
 }
 
 }  // namespace
+
+Status Allocator::wake_whole(const WakeRequest& request, const std::vector<Segment*>& waking,
+                             Transition& transition, WakeResult& result) {
+  Status status = wake_all(waking, transition.devices(), request, result);
+  if (status.ok()) status = verify_restored(waking, request.verify, result);
+  if (status.ok()) return {};
+  unmap_all(waking);
+  result = {};
+  return status;
+}
 
 Status Allocator::wake(const WakeRequest& request, WakeResult& result) {
   std::lock_guard<std::mutex> operation(operation_);
@@ -85,26 +107,25 @@ Status Allocator::wake(const WakeRequest& request, WakeResult& result) {
   std::vector<Backup> spent;  // dropped last, when everything is awake
   Transition transition(*this);
 
-  const std::vector<Segment*> waking = select(request, transition);
+  const std::vector<Segment*> waking = select_arriving(request, transition);
   Status status = transition.refuse_captures();
-  if (status.ok()) status = wake_all(waking, transition.devices(), request, result);
-  if (!status.ok()) {
-    roll_back(waking);
-    result = {};
-    add_free_bytes(*this, status);
-    return status;
+  if (request.progress) {
+    if (status.ok()) status = wake_piecewise(waking, request, retain, transition, result, spent);
+    request.progress->finish(status);
+  } else if (status.ok()) {
+    status = wake_whole(request, waking, transition, result);
+    if (status.ok()) publish_awake(waking, retain, transition, result, spent);
   }
-  transition.publish([&] {
-    for (Segment* segment : waking) {
-      segment->state = SegmentState::awake;
-      result.segments.push_back(segment->address());
-      result.mapped_bytes += segment->bytes();
-      if (!retain) spent.push_back(std::exchange(segment->backup, Backup{}));
-    }
-  });
+  add_free_bytes(device_if_open(status.device), status);
   spent.clear();
   if (!retain) host_.release_idle();
-  return {};
+  return status;
+}
+
+Device* Allocator::device_if_open(int ordinal) {
+  std::lock_guard<std::mutex> lock(devices_mutex_);
+  auto found = devices_.find(ordinal);
+  return found == devices_.end() ? nullptr : found->second.get();
 }
 
 }  // namespace cumem

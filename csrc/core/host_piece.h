@@ -63,7 +63,7 @@ class HostPiece {
   std::byte* data_;
   std::size_t bytes_;
   std::size_t free_bytes_;
-  std::mutex commit_mutex_;  // held while pages are pinned
+  std::mutex commit_mutex_;                 // held while pages are pinned
   std::vector<std::atomic<bool>> claimed_;  // a block that some thread touches or has touched
   std::atomic<std::size_t> touched_{0};     // blocks that are done
   double touch_seconds_ = 0;

@@ -36,8 +36,8 @@ struct HostConfig {
   std::size_t limit_bytes = 0;  // 0: no limit of our own, admission by available memory
   std::size_t piece_bytes = std::size_t{256} << 20;
   bool allow_pageable = true;
-  bool retain = true;          // keep pieces between cycles
-  unsigned touch_threads = 0;  // 0: by the number of processors
+  bool retain = true;                     // keep pieces between cycles
+  unsigned touch_threads = 0;             // 0: by the number of processors
   std::shared_ptr<const cpu_set_t> near;  // where to touch; null: anywhere
 };
 

@@ -6,12 +6,14 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "core/host_store.h"
 #include "core/segment.h"
+#include "core/wake_progress.h"
 
 namespace cumem {
 
@@ -43,12 +45,26 @@ enum class CleanCheck : std::uint8_t {
 struct SleepRequest {
   std::vector<SegmentPlan> segments;
   CleanCheck clean_check = CleanCheck::digest;
+  bool verify = false;  // read every backup again before anything is unmapped
 };
 
 struct WakeRequest {
   std::vector<CUdeviceptr> segments;
   // Written to every byte that no backup covers; nothing: left undefined.
   std::optional<unsigned char> fill;
+  bool verify = false;  // read all that was restored before it counts as awake
+  // Given: segments are published one by one, and others can wait for each. After a
+  // failure the rest stays asleep with its backups. Null: all or nothing.
+  std::shared_ptr<WakeProgress> progress;
+};
+
+// Puts some segments to sleep and wakes others, piece by piece, with device memory
+// for little more than one of both. All host memory is taken before the first
+// unmap. After a failure every segment is exactly awake or asleep, nothing is lost,
+// and the same or the opposite call goes on.
+struct SwitchRequest {
+  SleepRequest sleep;
+  WakeRequest wake;
 };
 
 using Phases = std::map<std::string, double>;  // seconds
@@ -56,8 +72,8 @@ using Phases = std::map<std::string, double>;  // seconds
 struct SleepResult {
   std::size_t freed_bytes = 0;        // physical memory that went back to the driver
   std::size_t copied_bytes = 0;       // moved to the host
-  std::size_t pageable_bytes = 0;  // of the arena, not pinned
-  bool digested = false;           // the devices computed digests
+  std::size_t pageable_bytes = 0;     // of the arena, not pinned
+  bool digested = false;              // the devices computed digests
   std::vector<CUdeviceptr> segments;  // that went to sleep now
   Phases phases;
 };
@@ -67,6 +83,11 @@ struct WakeResult {
   std::size_t restored_bytes = 0;
   std::vector<CUdeviceptr> segments;
   Phases phases;
+};
+
+struct SwitchResult {
+  SleepResult sleep;
+  WakeResult wake;
 };
 
 struct SegmentInfo {

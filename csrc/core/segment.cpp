@@ -104,9 +104,8 @@ Status Segment::verify() const {
     unsigned long long access = 0;
     CUmemGenericAllocationHandle handle = 0;
     const CUdeviceptr at = address() + chunk.offset;
-    Status asked = check(
-        driver.cuMemRetainAllocationHandle(&handle, reinterpret_cast<void*>(at)),
-        "cuMemRetainAllocationHandle", chunk.bytes, device_->ordinal());
+    Status asked = check(driver.cuMemRetainAllocationHandle(&handle, reinterpret_cast<void*>(at)),
+                         "cuMemRetainAllocationHandle", chunk.bytes, device_->ordinal());
     if (asked.fault == Fault::dead_context || asked.fault == Fault::deinitialized) return asked;
     const bool mapped = asked.ok();
     if (mapped) {

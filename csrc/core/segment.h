@@ -36,8 +36,8 @@ struct Range {
 struct Backup {
   std::vector<Range> ranges;
   HostBlock host;
-  bool filled = false;           // host holds the contents of some moment
-  std::vector<Digest> digests;   // of that moment, one a piece; empty: not known
+  bool filled = false;          // host holds the contents of some moment
+  std::vector<Digest> digests;  // of that moment, one a piece; empty: not known
 };
 
 // Who asked for a segment; decides what sleep does with it.

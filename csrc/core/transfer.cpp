@@ -48,6 +48,11 @@ Status Transfer::fill(const Range& range, unsigned char value) {
                "cuMemsetD8Async", range.bytes, device_.ordinal());
 }
 
+Status Transfer::mark(Event& event) {
+  if (Status status = open(); !status.ok()) return status;
+  return event.record(device_, stream_);
+}
+
 Status Transfer::wait() {
   return stream_ == nullptr ? Status{} : device_.wait_for_copies(direction_);
 }

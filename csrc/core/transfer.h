@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "core/device.h"
+#include "core/event.h"
 #include "core/host_store.h"
 #include "core/segment.h"
 #include "core/status.h"
@@ -34,6 +35,9 @@ class Transfer {
 
   // Submits a fill of a whole range with one byte value.
   Status fill(const Range& range, unsigned char value);
+
+  // Puts `event` behind everything submitted so far.
+  Status mark(Event& event);
 
   // Waits for everything submitted. Safe to call when nothing was.
   Status wait();

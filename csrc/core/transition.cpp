@@ -44,6 +44,12 @@ Status Transition::refuse_captures() const {
   return {};
 }
 
+Status wait_for_devices(const Transition& transition) {
+  for (const Device* device : transition.devices())
+    if (Status status = device->synchronize(); !status.ok()) return status;
+  return {};
+}
+
 Transfer& Transfers::on(Device& device) {
   auto& slot = transfers_[&device];
   if (!slot) slot = std::make_unique<Transfer>(device, direction_);

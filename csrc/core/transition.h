@@ -47,6 +47,9 @@ class Transition {
   std::vector<Segment*> segments_;
 };
 
+// Waits for all work on the devices of a transition.
+Status wait_for_devices(const Transition& transition);
+
 // One Transfer per device. Destruction waits for what was submitted, so it must
 // be declared after everything that copies read or write.
 class Transfers {

@@ -80,6 +80,13 @@ DeviceInfo device_info(Allocator& allocator, int ordinal) {
   return info;
 }
 
+std::pair<SleepResult, WakeResult> exchange(Allocator& allocator, const SwitchRequest& request) {
+  refuse_child();
+  SwitchResult result;
+  require(allocator.exchange(request, result), allocator.driver());
+  return {result.sleep, result.wake};
+}
+
 SleepResult sleep(Allocator& allocator, const SleepRequest& request) {
   refuse_child();
   SleepResult result;
@@ -166,6 +173,27 @@ void bind_requests(py::module_& m) {
       .def_readonly("phases", &WakeResult::phases);
 }
 
+void bind_progress(py::module_& m) {
+  py::class_<WakeProgress, std::shared_ptr<WakeProgress>>(m, "WakeProgress")
+      .def(py::init<>())
+      .def("expect", [](WakeProgress& self, CUdeviceptr segment, std::size_t bytes) {
+             self.expect({segment, bytes});
+           },
+           py::arg("segment"), py::arg("bytes"))
+      .def("hold",
+           [](WakeProgress& self, const Allocator& allocator, CUdeviceptr address,
+              std::uintptr_t stream) {
+             require(self.hold(address, as_stream(stream)), allocator.driver());
+           },
+           py::arg("allocator"), py::arg("address"), py::arg("stream"), Unlocked())
+      .def("wait",
+           [](WakeProgress& self, const Allocator& allocator, CUdeviceptr address) {
+             require(self.wait(address), allocator.driver());
+           },
+           py::arg("allocator"), py::arg("address"), Unlocked())
+      .def("reached", &WakeProgress::reached, py::arg("address"), Unlocked());
+}
+
 void bind_reports(py::module_& m) {
   py::class_<SegmentInfo>(m, "SegmentInfo")
       .def_readonly("address", &SegmentInfo::address)
@@ -237,17 +265,33 @@ void bind_allocator(py::module_& m) {
       .def("free", &Allocator::free, py::arg("address"), Unlocked())
       .def(
           "sleep",
-          [](Allocator& self, std::vector<SegmentPlan> plans, CleanCheck clean_check) {
-            return sleep(self, SleepRequest{std::move(plans), clean_check});
+          [](Allocator& self, std::vector<SegmentPlan> plans, CleanCheck clean_check, bool verify) {
+            return sleep(self, SleepRequest{std::move(plans), clean_check, verify});
           },
-          py::arg("plans"), py::arg("clean_check"), Unlocked())
+          py::arg("plans"), py::arg("clean_check"), py::arg("verify"), Unlocked())
       .def(
           "wake",
           [](Allocator& self, std::vector<CUdeviceptr> segments,
-             std::optional<unsigned char> fill) {
-            return wake(self, WakeRequest{std::move(segments), fill});
+             std::optional<unsigned char> fill, bool verify,
+             std::shared_ptr<WakeProgress> progress) {
+            return wake(self,
+                        WakeRequest{std::move(segments), fill, verify, std::move(progress)});
           },
-          py::arg("segments"), py::arg("fill"), Unlocked())
+          py::arg("segments"), py::arg("fill"), py::arg("verify"), py::arg("progress"),
+          Unlocked())
+      .def(
+          "exchange",
+          [](Allocator& self, std::vector<SegmentPlan> plans, CleanCheck clean_check,
+             std::vector<CUdeviceptr> segments, std::optional<unsigned char> fill) {
+            SwitchRequest request;
+            request.sleep.segments = std::move(plans);
+            request.sleep.clean_check = clean_check;
+            request.wake.segments = std::move(segments);
+            request.wake.fill = fill;
+            return exchange(self, request);
+          },
+          py::arg("plans"), py::arg("clean_check"), py::arg("segments"), py::arg("fill"),
+          Unlocked())
       .def("is_awake", &Allocator::is_awake, py::arg("address"), py::arg("bytes"))
       .def("owner_of", &Allocator::owner_of, py::arg("address"))
       .def("assign", &Allocator::assign, py::arg("segment"), py::arg("owner"))
@@ -287,6 +331,7 @@ PYBIND11_MODULE(_C, m, py::mod_gil_not_used()) {
   cumem::bind_driver(m);
   cumem::bind_requests(m);
   cumem::bind_reports(m);
+  cumem::bind_progress(m);
   cumem::bind_allocator(m);
   cumem::bind_plugin(m);
 }

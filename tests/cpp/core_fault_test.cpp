@@ -46,15 +46,24 @@ const char* const kCalls[] = {
 
 constexpr std::size_t kBytes = 2 * kChunk;
 
+enum class Digests { with, without };
+
+// Made once for each seed: the loops below set hundreds of scenes.
+std::vector<unsigned char> bytes_of(unsigned seed) {
+  static const std::vector<unsigned char> made[] = {Rig::pattern(kBytes, 1),
+                                                    Rig::pattern(kBytes, 2)};
+  return made[seed - 1];
+}
+
 struct Scene {
   Rig r;
   CUdeviceptr a = 0;
   CUdeviceptr b = 0;
-  std::vector<unsigned char> data_a = Rig::pattern(kBytes, 1);
-  std::vector<unsigned char> data_b = Rig::pattern(kBytes, 2);
+  std::vector<unsigned char> data_a = bytes_of(1);
+  std::vector<unsigned char> data_b = bytes_of(2);
 
-  explicit Scene(bool digests = false) {
-    if (digests) r.load_digester();
+  explicit Scene(Digests digests = Digests::without) {
+    if (digests == Digests::with) r.load_digester();
     a = r.make(kBytes);
     b = r.make(kBytes);
     r.write(a, data_a);
@@ -91,7 +100,7 @@ using Step = std::function<void(Scene&)>;
 using After = std::function<void(Scene&, const char* call)>;
 
 // How often `operation` makes this call.
-long count_calls(const char* call, bool digests, const Step& prepare, const Step& operation) {
+long count_calls(const char* call, Digests digests, const Step& prepare, const Step& operation) {
   Scene scene(digests);
   prepare(scene);
   const long before = scene.calls(call);
@@ -100,19 +109,18 @@ long count_calls(const char* call, bool digests, const Step& prepare, const Step
 }
 
 // Runs prepare, operation and after for every call, and every time that `operation`
-// makes it, with that one failing; with digests and without.
-void for_every_failure(const Step& prepare, const Step& operation, const After& after) {
-  for (const bool digests : {false, true}) {
-    for (const char* call : kCalls) {
-      const long made = count_calls(call, digests, prepare, operation);
-      for (long nth = 1; nth <= made; ++nth) {
-        Scene scene(digests);
-        prepare(scene);
-        scene.fail(call, nth);
-        operation(scene);
-        scene.clear();
-        after(scene, call);
-      }
+// makes it, with that one failing.
+void for_every_failure(Digests digests, const Step& prepare, const Step& operation,
+                       const After& after) {
+  for (const char* call : kCalls) {
+    const long made = count_calls(call, digests, prepare, operation);
+    for (long nth = 1; nth <= made; ++nth) {
+      Scene scene(digests);
+      prepare(scene);
+      scene.fail(call, nth);
+      operation(scene);
+      scene.clear();
+      after(scene, call);
     }
   }
 }
@@ -131,23 +139,28 @@ void expect_a_good_retry(Scene& scene, const char* call) {
 }
 
 TEST(every_failure_in_sleep_leaves_an_exact_state_and_a_retry_succeeds) {
-  for_every_failure([](Scene&) {}, [](Scene& scene) { (void)scene.sleep(); }, expect_a_good_retry);
+  for (const Digests digests : {Digests::with, Digests::without}) {
+    for_every_failure(
+        digests, [](Scene&) {}, [](Scene& scene) { (void)scene.sleep(); }, expect_a_good_retry);
+  }
 }
 
 TEST(every_failure_in_a_sleep_after_a_wake_leaves_an_exact_state_and_a_retry_succeeds) {
-  for_every_failure([](Scene& scene) { scene.warm_up(); },
-                    [](Scene& scene) { (void)scene.sleep(); }, expect_a_good_retry);
+  for_every_failure(
+      Digests::with, [](Scene& scene) { scene.warm_up(); },
+      [](Scene& scene) { (void)scene.sleep(); }, expect_a_good_retry);
 }
 
 // With no retry: what is awake has its bytes, what is asleep comes back.
 TEST(every_failure_in_a_sleep_after_a_wake_loses_no_byte) {
-  for_every_failure([](Scene& scene) { scene.warm_up(); },
-                    [](Scene& scene) { (void)scene.sleep(); },
-                    [](Scene& scene, const char*) {
-                      REQUIRE(scene.wake().ok());
-                      scene.expect_bytes();
-                      scene.expect_clean_end();
-                    });
+  for_every_failure(
+      Digests::with, [](Scene& scene) { scene.warm_up(); },
+      [](Scene& scene) { (void)scene.sleep(); },
+      [](Scene& scene, const char*) {
+        REQUIRE(scene.wake().ok());
+        scene.expect_bytes();
+        scene.expect_clean_end();
+      });
 }
 
 TEST(every_failure_before_the_first_unmap_of_a_sleep_changes_nothing) {
@@ -171,22 +184,23 @@ TEST(every_failure_before_the_first_unmap_of_a_sleep_changes_nothing) {
 }
 
 TEST(every_failure_in_wake_leaves_everything_asleep_and_a_retry_succeeds) {
-  for_every_failure([](Scene& scene) { REQUIRE(scene.sleep().ok()); },
-                    [](Scene& scene) { (void)scene.wake(); },
-                    [](Scene& scene, const char*) {
-                      const bool woke = !scene.r.asleep(scene.a);
-                      CHECK_EQ(woke, !scene.r.asleep(scene.b));
-                      CHECK(scene.r.allocator->verify().ok());
-                      REQUIRE(scene.wake().ok());
-                      scene.expect_bytes();
-                      CHECK(scene.r.allocator->verify().ok());
-                      scene.expect_clean_end();
-                    });
+  for_every_failure(
+      Digests::with, [](Scene& scene) { REQUIRE(scene.sleep().ok()); },
+      [](Scene& scene) { (void)scene.wake(); },
+      [](Scene& scene, const char*) {
+        const bool woke = !scene.r.asleep(scene.a);
+        CHECK_EQ(woke, !scene.r.asleep(scene.b));
+        CHECK(scene.r.allocator->verify().ok());
+        REQUIRE(scene.wake().ok());
+        scene.expect_bytes();
+        CHECK(scene.r.allocator->verify().ok());
+        scene.expect_clean_end();
+      });
 }
 
 TEST(every_failure_in_malloc_gives_back_what_was_taken) {
   for_every_failure(
-      [](Scene&) {},
+      Digests::without, [](Scene&) {},
       [](Scene& scene) {
         CUdeviceptr out = 0;
         const Status status = scene.r.allocator->malloc(3 * kChunk, 0, nullptr,
@@ -206,18 +220,19 @@ TEST(every_failure_in_malloc_gives_back_what_was_taken) {
 
 // What the driver will not take back is set aside and counted, never reused.
 TEST(every_failure_in_free_is_counted_and_harms_nobody) {
-  for_every_failure([](Scene&) {}, [](Scene& scene) { scene.r.allocator->free(scene.a); },
-                    [](Scene& scene, const char*) {
-                      CHECK(scene.r.allocator->verify().ok());
-                      const auto counters = scene.r.allocator->counters();
-                      const auto ledger = scene.r.computer.ledger();
-                      const std::uint64_t kept = counters.quarantined;
-                      CHECK(ledger.reservations == 1 + kept || counters.waiting == 1);
-                      CHECK(scene.r.read(scene.b, kBytes) == scene.data_b);
-                      scene.r.allocator->drain();
-                      const CUdeviceptr next = scene.r.make(kBytes);
-                      CHECK(next != scene.a || kept == 0);
-                    });
+  for_every_failure(
+      Digests::without, [](Scene&) {}, [](Scene& scene) { scene.r.allocator->free(scene.a); },
+      [](Scene& scene, const char*) {
+        CHECK(scene.r.allocator->verify().ok());
+        const auto counters = scene.r.allocator->counters();
+        const auto ledger = scene.r.computer.ledger();
+        const std::uint64_t kept = counters.quarantined;
+        CHECK(ledger.reservations == 1 + kept || counters.waiting == 1);
+        CHECK(scene.r.read(scene.b, kBytes) == scene.data_b);
+        scene.r.allocator->drain();
+        const CUdeviceptr next = scene.r.make(kBytes);
+        CHECK(next != scene.a || kept == 0);
+      });
 }
 
 TEST(a_refused_unmap_can_be_continued_with_sleep_or_undone_with_wake) {

@@ -100,11 +100,17 @@ class Rig {
   }
   Status sleep(std::vector<SegmentPlan> plans, CleanCheck check = CleanCheck::digest) {
     slept = {};
-    return allocator->sleep(SleepRequest{std::move(plans), check}, slept);
+    SleepRequest request;
+    request.segments = std::move(plans);
+    request.clean_check = check;
+    return allocator->sleep(request, slept);
   }
   Status wake(std::vector<CUdeviceptr> segments, std::optional<unsigned char> fill = {}) {
     woken = {};
-    return allocator->wake(WakeRequest{std::move(segments), fill}, woken);
+    WakeRequest request;
+    request.segments = std::move(segments);
+    request.fill = fill;
+    return allocator->wake(request, woken);
   }
   // Nothing of the allocator's is left on the machine but pinned host memory.
   void expect_empty() {

@@ -1,0 +1,76 @@
+// Switch: sleep and wake in one operation. Note [Switch] is in exchange.h.
+#include <utility>
+
+#include "core/allocator.h"
+#include "core/arriving.h"
+#include "core/exchange.h"
+#include "core/leaving.h"
+#include "core/transition.h"
+
+namespace cumem {
+
+Status Allocator::exchange(const SwitchRequest& request, SwitchResult& result) {
+  std::lock_guard<std::mutex> operation(operation_);
+  RelaxedCapture relaxed(*driver_);
+  drain();
+  const bool retain = host_.config().retain;
+  std::vector<Backup> spent;  // dropped last
+  Transition transition(*this);
+  std::vector<Leaving> leaving;
+  Stopwatch watch(result.sleep.phases);
+
+  Status status = select_leaving(request.sleep, transition, leaving);
+  const std::vector<Segment*> arriving = select_arriving(request.wake, transition);
+  if (status.ok()) status = transition.refuse_captures();
+  if (status.ok()) take_kept_backups(leaving, transition);
+  if (status.ok()) status = take_host_memory(leaving);
+  if (status.ok()) status = wait_for_devices(transition);
+  watch.lap("plan");
+  if (!status.ok()) {
+    host_.release_cold();
+    return status;
+  }
+  status = exchange_all(request, leaving, arriving, transition, result);
+  watch.lap("exchange");
+  std::vector<Segment*> arrived;
+  for (Segment* segment : arriving)
+    if (segment->mapped_bytes() == segment->bytes()) arrived.push_back(segment);
+  publish_awake(arrived, retain, transition, result.wake, spent);
+  add_free_bytes(device_if_open(status.device), status);
+  return status;
+}
+
+Status Allocator::exchange_all(const SwitchRequest& request, std::vector<Leaving>& leaving,
+                               const std::vector<Segment*>& arriving, Transition& transition,
+                               SwitchResult& result) {
+  Transfers out(Device::Direction::to_host);
+  Transfers in(Device::Direction::to_device);
+  const std::vector<Device*> devices = transition.devices();
+  for (Device* device : devices) {
+    out.on(*device);
+    in.on(*device);
+  }
+  std::mutex results;
+  Status status = on_each(devices, [&](Device& device) {
+    Saver saver(out.on(device), digester_of(device), request.sleep.clean_check);
+    Exchange exchange(device, saver, out.on(device), in.on(device), transition);
+    for (Leaving& item : leaving)
+      if (&item.segment->device() == &device) exchange.leave(item);
+    for (Segment* segment : arriving)
+      if (&segment->device() == &device) exchange.arrive(*segment);
+    SleepResult slept;
+    Status one = exchange.run(request.wake, slept);
+    std::lock_guard<std::mutex> lock(results);
+    result.sleep.freed_bytes += slept.freed_bytes;
+    result.sleep.segments.insert(result.sleep.segments.end(), slept.segments.begin(),
+                                 slept.segments.end());
+    return one;
+  });
+  result.sleep.copied_bytes = out.copied_bytes();
+  result.sleep.digested = request.sleep.clean_check == CleanCheck::digest && all_digest(devices);
+  result.sleep.pageable_bytes = host_.usage().pageable_bytes;
+  result.wake.restored_bytes = in.copied_bytes();
+  return status;
+}
+
+}  // namespace cumem

@@ -1,0 +1,52 @@
+#include "core/arriving.h"
+
+#include <utility>
+
+namespace cumem {
+
+std::vector<Segment*> select_arriving(const WakeRequest& request, Transition& transition) {
+  std::vector<Segment*> arriving;
+  for (CUdeviceptr address : request.segments) {
+    Segment* segment = transition.take(address);
+    if (segment != nullptr && segment->state == SegmentState::asleep) arriving.push_back(segment);
+  }
+  return arriving;
+}
+
+Status map_and_restore(Segment& segment, const std::optional<unsigned char>& fill,
+                       Transfer& transfer) {
+  if (Status status = segment.map(); !status.ok()) return status;
+  // The fill goes first on the same stream, so a backup always has the last word.
+  if (fill && total_bytes(segment.backup.ranges) < segment.bytes()) {
+    Status status = transfer.fill({segment.address(), segment.bytes()}, *fill);
+    if (!status.ok()) return status;
+  }
+  return segment.backup.ranges.empty() ? Status{} : transfer.copy(segment.backup);
+}
+
+void publish_awake(const std::vector<Segment*>& segments, bool retain, Transition& transition,
+                   WakeResult& result, std::vector<Backup>& spent) {
+  transition.publish([&] {
+    for (Segment* segment : segments) {
+      segment->state = SegmentState::awake;
+      result.segments.push_back(segment->address());
+      result.mapped_bytes += segment->bytes();
+      if (!retain) spent.push_back(std::exchange(segment->backup, Backup{}));
+    }
+  });
+}
+
+void unmap_all(const std::vector<Segment*>& segments) {
+  for (Segment* segment : segments) {
+    ContextGuard context(segment->device());
+    if (context.status().ok()) (void)segment->unmap();
+  }
+}
+
+void add_free_bytes(Device* device, Status& status) {
+  std::size_t total = 0;
+  if (status.fault == Fault::device_memory && device != nullptr)
+    (void)device->memory(status.free_bytes, total);
+}
+
+}  // namespace cumem

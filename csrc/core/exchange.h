@@ -1,0 +1,63 @@
+// How do two sets of segments change places on one device?
+//
+// Note [Switch]
+//
+// Copies run in both directions at once. Segments that leave are saved in order, a
+// few ahead of the one that is waited for; each is released when its own copy has
+// been waited for, and the room it leaves lets the next arriving segments be mapped
+// and filled. The thread itself only waits for the device, so it keeps both
+// directions busy.
+#pragma once
+
+#include <cstddef>
+#include <vector>
+
+#include "core/event.h"
+#include "core/leaving.h"
+#include "core/saver.h"
+#include "core/transfer.h"
+#include "core/transition.h"
+
+namespace cumem {
+
+class Exchange {
+ public:
+  // pre: the device has no work of others; the context is current from here on.
+  Exchange(Device& device, Saver& saver, Transfer& out, Transfer& in, Transition& transition)
+      : device_(device), saver_(saver), out_(out), in_(in), transition_(transition) {}
+
+  void leave(Leaving& item) { leaving_.push_back(Departure{&item, {}, false}); }
+  void arrive(Segment& segment) { arriving_.push_back(&segment); }
+
+  // Runs until all have changed places or something failed. Afterwards, also after a
+  // failure, no copy is running, and an arriving segment is either wholly mapped and
+  // filled, to be published by the caller, or has nothing mapped.
+  Status run(const WakeRequest& request, SleepResult& result);
+
+ private:
+  struct Departure {
+    Leaving* item;
+    Event saved;
+    bool submitted;
+  };
+  Status measure_room();
+  Status save_ahead();
+  Status release_next(SleepResult& result);
+  Status bring_in(const WakeRequest& request);
+  Status settle();
+
+  Device& device_;
+  Saver& saver_;
+  Transfer& out_;
+  Transfer& in_;
+  Transition& transition_;
+  std::vector<Departure> leaving_;
+  std::vector<Segment*> arriving_;
+  std::vector<Segment*> mapped_;  // submitted, perhaps still being filled
+  std::size_t submitted_ = 0;     // of leaving_
+  std::size_t released_ = 0;      // of leaving_
+  std::size_t ahead_bytes_ = 0;   // submitted and not released
+  std::size_t room_ = 0;          // bytes of device memory that can be had
+};
+
+}  // namespace cumem

@@ -1,0 +1,90 @@
+"""How do two models change places on a device that has room for one?"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+
+from cumem import _operation, _runtime, _snapshot, _transition, hooks, waking
+from cumem._arguments import described, fill_value, sleep_request
+from cumem._plan import Request, decide
+from cumem._runtime import Runtime
+from cumem.errors import translated
+from cumem.reports import SwitchReport
+
+_LEFT = (
+    "Every segment is exactly awake or asleep and nothing is lost (cumem.stats() tells); "
+    "repeat the call to go on, or switch back."
+)
+
+
+def switch(
+    *, sleep_tags: Iterable[str], wake_tags: Iterable[str], fill: str | None = None
+) -> SwitchReport:
+    """Puts some tags to sleep and wakes others, in one operation.
+
+    It needs device memory for little more than one of both: segments are released
+    and created one by one, and copies run in both directions at once. All host memory
+    is taken before the first unmap; each segment is unmapped only after its own copy
+    was finished and checked.
+
+    Args:
+        sleep_tags: what goes to sleep, each pool by its own policy.
+        wake_tags: what wakes; no tag may be in both.
+        fill: what discarded memory holds after the wake, as for :func:`wake_up`.
+
+    Raises:
+        ValueError: an unknown tag or fill, or a tag in both lists. TypeError: a wrong type.
+        BusyError: a scope of one of these tags is open, a capture is under way, or
+            the call comes from inside a hook.
+        HostOutOfMemoryError: no room for the backups; nothing was changed.
+        DeviceOutOfMemoryError, DriverError: every segment is exactly awake or asleep,
+            nothing is lost, and the same or the opposite switch goes on.
+        CumemError: a hook raised.
+    """
+    leaving, arriving = _listed(sleep_tags), _listed(wake_tags)
+    request = sleep_request(1, leaving, None)
+    woken = sleep_request(1, arriving, None).tags
+    value = fill_value(fill)
+    if both := request.tags & woken:
+        raise ValueError(f"tags that are to sleep and to wake: {', '.join(sorted(both))}")
+    operation = described("switch", [*leaving, *arriving])
+    runtime = _runtime.if_started()
+    if runtime is None:
+        return SwitchReport()
+    waking.join_pending()
+    started = time.perf_counter()
+    with _operation.exclusive(operation, request.tags | woken) as scopes:
+        _operation.refuse_open(operation, scopes)
+        _operation.refuse_capture(operation, runtime)
+        _snapshot.drop_retired(runtime)
+        job = _transition.plan_wake(runtime, operation, woken, value)
+        slept, awoken = _carry_out(runtime, request, job)
+    seconds = time.perf_counter() - started
+    return SwitchReport(slept.report(runtime, seconds), awoken.report(seconds), seconds)
+
+
+def _listed(tags: Iterable[str]) -> list[str]:
+    if isinstance(tags, str):
+        raise TypeError(f"tags must be a list of strings, not one string: [{tags!r}]")
+    return list(tags)
+
+
+def _carry_out(
+    runtime: Runtime, request: Request, job: _transition.WakeJob
+) -> tuple[_transition.Slept, _transition.Woken]:
+    """Plans the sleep and does both; the books are right also when it raises."""
+    decisions = decide(runtime, request)
+    leaving = [item.info for item in decisions]
+    arriving = [info.address for info in job.segments]
+    try:
+        if leaving:
+            hooks.run_before_unmap(leaving)
+        with translated(job.operation, _LEFT, runtime.backend.device_type):
+            results = runtime.allocator.exchange(
+                _transition.plans(decisions), _transition.check(), arriving, job.fill
+            )
+    except BaseException:
+        _transition.book_failed_switch(runtime, decisions, job)
+        raise
+    return _transition.book_switch(runtime, decisions, job, results)

@@ -1,0 +1,186 @@
+"""How can work start before everything is awake?
+
+A wake with ``wait=False`` goes on in a thread of its own. Segments come in a given
+order, each is usable as soon as its own bytes are there, and streams can be made to
+wait for the bytes they need.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
+
+import torch
+from torch.utils.hooks import RemovableHandle
+
+from cumem import _C, _operation, _runtime, _transition
+from cumem._arguments import described, fill_value, known_tags
+from cumem._runtime import Runtime
+from cumem.errors import CumemError, translated
+from cumem.reports import WakeReport
+
+_LEFT = "What is awake stays so, the rest is asleep with its backup; call wake_up again."
+
+
+class WakeHandle:
+    """A wake under way; ``wake_up(wait=False)`` and :func:`stream_wake` return one.
+
+    Any other sleep or wake joins it first. A failure leaves what was not restored
+    asleep with its backup. It is raised once: by :meth:`wait`, or else by the next
+    sleep or wake.
+    """
+
+    def __init__(self, runtime: Runtime, job: _transition.WakeJob, stack: ExitStack) -> None:
+        self._runtime = runtime
+        self._job = job
+        self._stack = stack  # what keeps other operations out
+        self._progress = _C.WakeProgress()
+        self._tags = {info.address: info.owner.tag for info in job.segments}
+        for info in job.segments:
+            self._progress.expect(info.address, info.bytes)
+        self._report = WakeReport()
+        self._error: CumemError | None = None
+        self._thread = threading.Thread(target=self._run, name="cumem-wake", daemon=True)
+
+    def start(self) -> WakeHandle:
+        self._thread.start()
+        return self
+
+    def done(self) -> bool:
+        """Is it over, well or not?"""
+        return not self._thread.is_alive()
+
+    def wait(self) -> WakeReport:
+        """Returns when everything is awake and its contents are valid for every stream.
+
+        Raises:
+            DeviceOutOfMemoryError, DriverError, CumemError: as :func:`wake_up`; the
+                rest stays asleep with its backup. Raised by the first call only.
+        """
+        self._thread.join()
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+        return self._report
+
+    def wait_for(self, tensor: torch.Tensor) -> None:
+        """Makes the current stream of the tensor's device wait for its bytes.
+
+        Blocks this thread only until they are on their way. Memory that this wake
+        does not bring needs no waiting.
+
+        Raises:
+            DeviceOutOfMemoryError, DriverError: the wake failed before it got there.
+        """
+        self._hold(tensor.untyped_storage().data_ptr(), tensor.device)
+
+    def wait_for_tag(self, tag: str) -> None:
+        """Makes the current stream of each device wait for all bytes of a tag.
+
+        Raises:
+            ValueError: an unknown tag. TypeError: not a string.
+        """
+        known_tags([tag])
+        kind = self._runtime.backend.device_type
+        for info in self._job.segments:
+            if info.owner.tag == tag:
+                self._hold(info.address, torch.device(kind, info.device))
+
+    def _hold(self, address: int, device: torch.device) -> None:
+        allocator = self._runtime.allocator
+        with translated("waiting for a wake", _LEFT, self._runtime.backend.device_type):
+            if self._runtime.emulated:  # tensors on the cpu have no stream to wait
+                self._progress.wait(allocator, address)
+            else:
+                stream = self._runtime.backend.current_stream(device.index or 0)
+                self._progress.hold(allocator, address, stream)
+
+    def _run(self) -> None:
+        started = time.perf_counter()
+        with self._stack:
+            _operation.operate_here()
+            try:
+                done = _transition.wake(self._runtime, self._job, self._progress)
+                self._report = done.report(time.perf_counter() - started)
+            except CumemError as error:
+                self._error = error
+
+
+_pending: WakeHandle | None = None
+_pending_lock = threading.Lock()
+
+
+def join_pending() -> None:
+    """Waits for a wake under way; raises its failure if nobody has seen it."""
+    global _pending
+    with _pending_lock:
+        handle = _pending
+    if handle is None or threading.current_thread() is handle._thread:
+        return
+    try:
+        handle.wait()
+    finally:
+        with _pending_lock:
+            _pending = None if _pending is handle else _pending
+
+
+def start(
+    operation: str, tags: frozenset[str], fill: int | None, order: Sequence[torch.Tensor] = ()
+) -> WakeHandle:
+    """Starts a wake of these tags, the memory of ``order`` first."""
+    global _pending
+    runtime = _runtime.current()
+    with ExitStack() as stack:
+        stack.enter_context(_operation.exclusive(operation, tags))
+        _operation.refuse_capture(operation, runtime)
+        job = _transition.plan_wake(runtime, operation, tags, fill, order)
+        handle = WakeHandle(runtime, job, stack.pop_all())
+    _operation.operate_elsewhere()
+    with _pending_lock:
+        _pending = handle
+    return handle.start()
+
+
+def stream_wake(
+    module: torch.nn.Module, tags: Iterable[str] | None = None, *, fill: str | None = None
+) -> WakeHandle:
+    """Starts a wake in the order of the module's layers, and lets it run meanwhile.
+
+    Every submodule waits, on the stream that it runs on, for its own parameters and
+    buffers: layer 0 computes while layer 1 is on its way. The hooks that do so remove
+    themselves at the first call.
+
+    Args:
+        module: what will be called next; the order is that of registration.
+        tags: the tags to wake, as for :func:`wake_up`.
+        fill: as for :func:`wake_up`.
+
+    Raises:
+        As :func:`wake_up`, but for failures of the wake itself: see :class:`WakeHandle`.
+    """
+    if not isinstance(module, torch.nn.Module):
+        raise TypeError(f"expected a module, not {type(module).__name__}")
+    listed = None if tags is None else list(tags)
+    chosen, value = known_tags(listed), fill_value(fill)
+    join_pending()
+    order = [*module.parameters(), *module.buffers()]
+    handle = start(described("stream_wake", listed), chosen, value, order)
+    for submodule in module.modules():
+        _wait_at_first_call(submodule, handle)
+    return handle
+
+
+def _wait_at_first_call(module: torch.nn.Module, handle: WakeHandle) -> None:
+    own = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
+    if not own:
+        return
+    installed: list[RemovableHandle] = []
+
+    def hook(_module: torch.nn.Module, _inputs: object) -> None:
+        for tensor in own:
+            handle.wait_for(tensor)
+        installed[0].remove()
+
+    installed.append(module.register_forward_pre_hook(hook))
