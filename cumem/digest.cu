@@ -14,11 +14,12 @@ struct Digest {
 };
 
 __device__ __forceinline__ void add(u64 word, u64 index, Digest& sum) {
-  u64 mixed = (word ^ (index * 0x9E3779B97F4A7C15ULL)) * 0xC2B2AE3D27D4EB4FULL;
-  mixed = (mixed ^ (mixed >> 32)) * 0x165667B19E3779F9ULL;
-  sum.first += mixed;
-  const u64 keyed = word + (index + 1) * 0x85EBCA77C2B2AE63ULL;
-  sum.second += (keyed & 0xFFFFFFFFULL) * (keyed >> 32) + (keyed << 17 | keyed >> 47);
+  u64 mixed = word ^ ((index + 1) * 0x9E3779B97F4A7C15ULL);
+  mixed = (mixed ^ (mixed >> 29)) * 0xC2B2AE3D27D4EB4FULL;
+  const u64 one = (mixed ^ (mixed >> 29)) * 0x165667B19E3779F9ULL;
+  const u64 other = (mixed ^ (mixed >> 32)) * 0x27D4EB2F165667C5ULL;
+  sum.first += one ^ (one >> 32);
+  sum.second += other ^ (other >> 32);
 }
 
 // The words after the last whole pair; at most 15 bytes.

@@ -1,14 +1,11 @@
 // What is the digest of a piece of memory?
 //
-// Two 64-bit sums over its 64-bit words. Every word is first mixed with its
-// position, so that moved words count as changed.
-//   first:  a bijection of the word for each position. A change that is confined
-//           to one aligned word always changes the sum.
-//   second: a product of the word's halves, keyed otherwise. It is independent
-//           of the first, so that a change of several words goes unseen only if
-//           both sums collide: about 2^-128 for changes made without knowledge
-//           of the digest. It is no defence against somebody who wants to
-//           collide it.
+// Two 64-bit sums over its 64-bit words. Every word is mixed with its position, so
+// that moved words count as changed, and then in two ways, each a bijection of the
+// word: a change that is confined to one aligned word always changes both sums. Any
+// other change goes unseen only if both sums collide, each about once in 2^64 for
+// changes made without knowledge of the digest. It is no defence against somebody who
+// wants to collide it.
 // cumem/digest.cu computes the same on a GPU.
 #pragma once
 
@@ -42,14 +39,17 @@ namespace digest_detail {
 constexpr std::uint64_t kStep = 0x9E3779B97F4A7C15U;
 constexpr std::uint64_t kMix1 = 0xC2B2AE3D27D4EB4FU;
 constexpr std::uint64_t kMix2 = 0x165667B19E3779F9U;
-constexpr std::uint64_t kOther = 0x85EBCA77C2B2AE63U;
+constexpr std::uint64_t kMix3 = 0x27D4EB2F165667C5U;
 
 inline void add(std::uint64_t word, std::uint64_t index, Digest& sum) noexcept {
-  std::uint64_t mixed = (word ^ (index * kStep)) * kMix1;
-  mixed = (mixed ^ (mixed >> 32)) * kMix2;
-  sum.first += mixed;
-  const std::uint64_t keyed = word + (index + 1) * kOther;
-  sum.second += (keyed & 0xFFFFFFFFU) * (keyed >> 32) + (keyed << 17 | keyed >> 47);
+  // High bits must come down before a multiplication, which only carries upwards, and
+  // the last step must not be one: it would only scale the sum.
+  std::uint64_t mixed = word ^ ((index + 1) * kStep);
+  mixed = (mixed ^ (mixed >> 29)) * kMix1;
+  const std::uint64_t one = (mixed ^ (mixed >> 29)) * kMix2;
+  const std::uint64_t other = (mixed ^ (mixed >> 32)) * kMix3;
+  sum.first += one ^ (one >> 32);
+  sum.second += other ^ (other >> 32);
 }
 
 }  // namespace digest_detail

@@ -67,10 +67,12 @@ TEST(only_the_ranges_of_the_plan_come_back) {
 TEST(a_sleep_that_only_discards_takes_no_host_memory) {
   Rig r;
   const CUdeviceptr a = r.make(kChunk);
-  const long before = r.computer.cu.cumem_emulator_call_count(r.computer.machine, "cuMemHostRegister");
+  const long before =
+      r.computer.cu.cumem_emulator_call_count(r.computer.machine, "cuMemHostRegister");
   REQUIRE(r.sleep({{a, {}}}).ok());
   CHECK_EQ(r.allocator->host().usage().held_bytes, std::size_t{0});
-  CHECK_EQ(r.computer.cu.cumem_emulator_call_count(r.computer.machine, "cuMemHostRegister"), before);
+  CHECK_EQ(r.computer.cu.cumem_emulator_call_count(r.computer.machine, "cuMemHostRegister"),
+           before);
   CHECK_EQ(r.computer.cu.cumem_emulator_call_count(r.computer.machine, "cuMemcpyDtoHAsync"), 0L);
   r.allocator->free(a);
   r.expect_empty();
@@ -157,8 +159,8 @@ TEST(pending_work_is_in_the_backup) {
   const CUdeviceptr a = r.make(kChunk);
   const auto data = Rig::pattern(kChunk, 5);
   void* stream = r.computer.cu.cumem_emulator_stream_create(r.computer.machine, 0, 1);
-  r.computer.cu.cumem_emulator_enqueue_write(r.computer.machine, stream, a, data.data(), data.size(),
-                                             30000);
+  r.computer.cu.cumem_emulator_enqueue_write(r.computer.machine, stream, a, data.data(),
+                                             data.size(), 30000);
   REQUIRE(r.sleep({Rig::whole(a, kChunk)}).ok());
   REQUIRE(r.wake({a}).ok());
   CHECK(r.read(a, kChunk) == data);

@@ -84,6 +84,23 @@ TEST(a_bit_anywhere_in_a_whole_piece_counts) {
   }
 }
 
+// Two signs that flip, say: the change is in the highest bits of two words.
+TEST(the_highest_bits_of_two_words_do_not_cancel_out) {
+  std::mt19937_64 random(7);
+  for (const std::uint64_t mask : {std::uint64_t{1} << 63, std::uint64_t{1} << 62,
+                                   std::uint64_t{1} << 63 | std::uint64_t{1} << 31}) {
+    std::size_t unseen = 0;
+    for (int round = 0; round < 20000; ++round) {
+      const std::uint64_t before[] = {random(), random(), random(), random()};
+      const std::uint64_t after[] = {before[0], before[1] ^ mask, before[2], before[3] ^ mask};
+      const Digest one = digest_of(before, sizeof(before));
+      const Digest two = digest_of(after, sizeof(after));
+      unseen += one.first == two.first || one.second == two.second ? 1u : 0u;
+    }
+    CHECK_EQ(unseen, 0u);
+  }
+}
+
 TEST(swapped_words_count) {
   const Bytes data = random_bytes(512, 4);
   const Digest before = of(data);
