@@ -31,7 +31,6 @@ Status Allocator::exchange(const SwitchRequest& request, SwitchResult& result) {
     return status;
   }
   status = exchange_all(request, leaving, arriving, transition, result);
-  watch.lap("exchange");
   std::vector<Segment*> arrived;
   for (Segment* segment : arriving)
     if (segment->mapped_bytes() == segment->bytes()) arrived.push_back(segment);
@@ -62,6 +61,7 @@ Status Allocator::exchange_all(const SwitchRequest& request, std::vector<Leaving
     Status one = exchange.run(request.wake, slept);
     std::lock_guard<std::mutex> lock(results);
     result.sleep.freed_bytes += slept.freed_bytes;
+    for (const auto& [phase, seconds] : slept.phases) result.sleep.phases[phase] += seconds;
     result.sleep.segments.insert(result.sleep.segments.end(), slept.segments.begin(),
                                  slept.segments.end());
     return one;

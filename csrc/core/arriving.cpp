@@ -14,8 +14,8 @@ std::vector<Segment*> select_arriving(const WakeRequest& request, Transition& tr
 }
 
 Status map_and_restore(Segment& segment, const std::optional<unsigned char>& fill,
-                       Transfer& transfer) {
-  if (Status status = segment.map(); !status.ok()) return status;
+                       Transfer& transfer, PhysicalPool* pool) {
+  if (Status status = segment.map(pool); !status.ok()) return status;
   // The fill goes first on the same stream, so a backup always has the last word.
   if (fill && total_bytes(segment.backup.ranges) < segment.bytes()) {
     Status status = transfer.fill({segment.address(), segment.bytes()}, *fill);

@@ -17,8 +17,9 @@ std::vector<Segment*> select_arriving(const WakeRequest& request, Transition& tr
 
 // Creates and maps a segment and submits what fills it. pre: its context is current.
 // On failure it may be mapped, and copies may be running: wait, then unmap().
+// Memory comes from `pool` where there is one and it fits.
 Status map_and_restore(Segment& segment, const std::optional<unsigned char>& fill,
-                       Transfer& transfer);
+                       Transfer& transfer, PhysicalPool* pool = nullptr);
 
 // Publishes restored segments as awake. Backups that are not to be retained go to
 // `spent`, so that they are dropped when the caller lets go of them.

@@ -11,11 +11,16 @@ namespace {
 // link busy over a release (measured: under a millisecond), in few bytes.
 constexpr std::size_t kAhead = std::size_t{512} << 20;
 
+// How much released memory is given time to be scrubbed, where there is so much.
+constexpr std::size_t kReserve = std::size_t{1} << 30;
+
 }  // namespace
 
 Status Exchange::measure_room() {
   std::size_t total = 0;
-  return device_.memory(room_, total);
+  Status status = device_.memory(room_, total);
+  reserve_ = std::min(kReserve, room_ / 2);
+  return status;
 }
 
 Status Exchange::save_ahead() {
@@ -39,41 +44,68 @@ Status Exchange::release_next(SleepResult& result) {
   if (next.submitted)
     if (Status status = next.saved.wait(); !status.ok()) return status;
   const std::size_t bytes = next.item->segment->bytes();
-  if (Status status = release(*next.item, transition_, result); !status.ok()) return status;
+  Status status = release(*next.item, transition_, result, &pool_);
+  if (!status.ok()) return status;
   ahead_bytes_ -= bytes;
-  room_ += bytes;
   ++released_;
   return {};
 }
 
+Status Exchange::give_back(SleepResult& result) {
+  const std::size_t before = pool_.bytes();
+  Status status = pool_.release();
+  result.freed_bytes += before - pool_.bytes();
+  room_ += before - pool_.bytes();
+  return status;
+}
+
+// Sees to it that `bytes` can be created, if that is possible now: what nobody wants
+// as it is goes back to the driver.
+Status Exchange::make_room(std::size_t bytes, SleepResult& result) {
+  return bytes + reserve_ <= room_ ? Status{} : give_back(result);
+}
+
 // Maps as many as fit. That the device has less room than we know of (somebody else
 // allocates) is no error while something is still to leave.
-Status Exchange::bring_in(const WakeRequest& request) {
+Status Exchange::bring_in(const WakeRequest& request, SleepResult& result) {
   while (mapped_.size() < arriving_.size()) {
     Segment& next = *arriving_[mapped_.size()];
     const bool last_chance = released_ == leaving_.size();
-    if (next.bytes() > room_ && !last_chance) return {};
-    Status status = map_and_restore(next, request.fill, in_);
+    const std::size_t fresh = next.bytes_to_create(pool_);
+    if (fresh > 0)
+      if (Status status = make_room(fresh, result); !status.ok()) return status;
+    if (fresh > 0 && fresh + reserve_ > room_ && !last_chance) return {};
+    Status status = map_and_restore(next, request.fill, in_, &pool_);
     if (status.fault == Fault::device_memory && !last_chance) {
       room_ = 0;
       return {};
     }
     if (!status.ok()) return status;
-    room_ -= std::min(room_, next.bytes());
+    room_ -= std::min(room_, fresh);
     mapped_.push_back(&next);
   }
   return {};
 }
 
 Status Exchange::run(const WakeRequest& request, SleepResult& result) {
+  Stopwatch watch(result.phases);
   Status status = measure_room();
+  if (status.ok()) status = bring_in(request, result);
+  watch.lap("map_and_submit");
   while (status.ok() && (released_ < leaving_.size() || mapped_.size() < arriving_.size())) {
     status = save_ahead();
-    if (status.ok()) status = bring_in(request);
+    watch.lap("save");
     if (status.ok() && released_ < leaving_.size()) status = release_next(result);
+    watch.lap("release");
+    if (status.ok()) status = bring_in(request, result);
+    watch.lap("map_and_submit");
   }
+  const Status given = give_back(result);  // while the last copies run
+  watch.lap("release");
   const Status settled = settle();
-  return status.ok() ? settled : status;
+  watch.lap("copy");
+  if (!status.ok()) return status;
+  return settled.ok() ? given : settled;
 }
 
 // Whatever happened: what is mapped and filled has arrived, what is half-way is

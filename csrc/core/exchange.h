@@ -3,10 +3,15 @@
 // Note [Switch]
 //
 // Copies run in both directions at once. Segments that leave are saved in order, a
-// few ahead of the one that is waited for; each is released when its own copy has
-// been waited for, and the room it leaves lets the next arriving segments be mapped
-// and filled. The thread itself only waits for the device, so it keeps both
-// directions busy.
+// few ahead of the one that is waited for; each is unmapped as soon as its own copy is
+// done, and its memory is handed to an arriving segment of the same size, without the
+// driver. The thread itself only waits for the device, so it keeps both directions
+// busy.
+//
+// Memory of other sizes does go through the driver, which scrubs what was released
+// before it hands it out again; a creation that needs memory under scrub waits. So a
+// reserve of room is left alone until nothing more is to leave: what is handed out was
+// released a while ago.
 #pragma once
 
 #include <cstddef>
@@ -43,7 +48,9 @@ class Exchange {
   Status measure_room();
   Status save_ahead();
   Status release_next(SleepResult& result);
-  Status bring_in(const WakeRequest& request);
+  Status bring_in(const WakeRequest& request, SleepResult& result);
+  Status make_room(std::size_t bytes, SleepResult& result);
+  Status give_back(SleepResult& result);
   Status settle();
 
   Device& device_;
@@ -51,6 +58,7 @@ class Exchange {
   Transfer& out_;
   Transfer& in_;
   Transition& transition_;
+  PhysicalPool pool_;
   std::vector<Departure> leaving_;
   std::vector<Segment*> arriving_;
   std::vector<Segment*> mapped_;  // submitted, perhaps still being filled
@@ -58,6 +66,7 @@ class Exchange {
   std::size_t released_ = 0;      // of leaving_
   std::size_t ahead_bytes_ = 0;   // submitted and not released
   std::size_t room_ = 0;          // bytes of device memory that can be had
+  std::size_t reserve_ = 0;       // of those, left alone while something leaves
 };
 
 }  // namespace cumem

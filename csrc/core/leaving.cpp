@@ -66,7 +66,7 @@ void take_kept_backups(std::vector<Leaving>& leaving, Transition& transition) {
   });
 }
 
-Status release(Leaving& item, Transition& transition, SleepResult& result) {
+Status release(Leaving& item, Transition& transition, SleepResult& result, PhysicalPool* pool) {
   Segment& segment = *item.segment;
   transition.publish([&] {
     if (segment.state == SegmentState::asleep) return;  // it goes on from an earlier try
@@ -77,8 +77,8 @@ Status release(Leaving& item, Transition& transition, SleepResult& result) {
   ContextGuard context(segment.device());
   if (!context.status().ok()) return context.status();
   const std::size_t before = segment.mapped_bytes();
-  Status status = segment.unmap();
-  result.freed_bytes += before - segment.mapped_bytes();
+  Status status = segment.unmap(pool);
+  if (pool == nullptr) result.freed_bytes += before - segment.mapped_bytes();
   if (status.ok()) result.segments.push_back(segment.address());
   if (!status.ok() && segment.mapped_bytes() == segment.bytes()) stay_awake(segment, transition);
   return status;

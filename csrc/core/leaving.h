@@ -37,7 +37,8 @@ void take_kept_backups(std::vector<Leaving>& leaving, Transition& transition);
 
 // Publishes a saved segment as asleep and gives its memory back. When the driver
 // refuses, it is awake if nothing of it was unmapped, else asleep with an exact
-// count of mapped bytes and a whole backup.
-Status release(Leaving& item, Transition& transition, SleepResult& result);
+// count of mapped bytes and a whole backup. With a pool the memory goes there.
+Status release(Leaving& item, Transition& transition, SleepResult& result,
+               PhysicalPool* pool = nullptr);
 
 }  // namespace cumem

@@ -1,6 +1,7 @@
 #include "core/segment.h"
 
 #include <algorithm>
+#include <map>
 
 namespace cumem {
 
@@ -17,10 +18,11 @@ Status Segment::reserve(Device& device, std::size_t bytes, std::size_t chunk_byt
   return reservation_.create(device.driver(), bytes, device.granularity());
 }
 
-Status Segment::map_chunk(Chunk& chunk) {
+Status Segment::map_chunk(Chunk& chunk, PhysicalPool* pool) {
   const Driver& driver = device_->driver();
   const int ordinal = device_->ordinal();
   // A physical that the driver refused to take back at sleep is used again.
+  if (chunk.physical.empty() && pool != nullptr) chunk.physical = pool->take(chunk.bytes);
   if (chunk.physical.empty()) {
     Status status = chunk.physical.create(driver, chunk.bytes, device_->prop(), ordinal);
     if (!status.ok()) return status;
@@ -29,14 +31,24 @@ Status Segment::map_chunk(Chunk& chunk) {
                               ordinal);
 }
 
-Status Segment::map() {
+std::size_t Segment::bytes_to_create(const PhysicalPool& pool) const {
+  std::map<std::size_t, std::size_t> wanted;
+  for (const Chunk& chunk : chunks_)
+    if (chunk.physical.empty()) ++wanted[chunk.bytes];
+  std::size_t bytes = 0;
+  for (const auto& [size, count] : wanted)
+    bytes += size * (count - std::min(count, pool.count(size)));
+  return bytes;
+}
+
+Status Segment::map(PhysicalPool* pool) {
   std::vector<std::size_t> mapped;
   mapped.reserve(chunks_.size());
   Status status;
   for (std::size_t i = 0; i < chunks_.size() && status.ok(); ++i) {
     if (!chunks_[i].mapping.empty()) continue;
     mapped.push_back(i);
-    status = map_chunk(chunks_[i]);
+    status = map_chunk(chunks_[i], pool);
   }
   if (status.ok()) status = open_access();
   if (!status.ok()) {
@@ -65,17 +77,19 @@ void Segment::undo(const std::vector<std::size_t>& mapped) {
   }
 }
 
-Status Segment::unmap_chunk(Chunk& chunk) {
+Status Segment::unmap_chunk(Chunk& chunk, PhysicalPool* pool) {
   if (!chunk.mapping.empty()) {
     if (Status status = chunk.mapping.release(); !status.ok()) return status;
     mapped_bytes_ -= chunk.bytes;
   }
-  return chunk.physical.release();
+  if (pool == nullptr) return chunk.physical.release();
+  if (!chunk.physical.empty()) pool->put(std::move(chunk.physical), chunk.bytes);
+  return {};
 }
 
-Status Segment::unmap() {
+Status Segment::unmap(PhysicalPool* pool) {
   for (Chunk& chunk : chunks_)
-    if (Status status = unmap_chunk(chunk); !status.ok()) return status;
+    if (Status status = unmap_chunk(chunk, pool); !status.ok()) return status;
   return {};
 }
 

@@ -19,6 +19,7 @@
 #include "core/device.h"
 #include "core/handles.h"
 #include "core/host_store.h"
+#include "core/physical_pool.h"
 #include "core/status.h"
 #include "digest/digest.h"
 
@@ -56,13 +57,18 @@ class Segment {
   // On failure `*this` must be destroyed; nothing is left reserved.
   Status reserve(Device& device, std::size_t bytes, std::size_t chunk_bytes);
 
-  // Creates, maps and opens every chunk that is not mapped. On failure every
-  // chunk that this call mapped is given back, and the segment is as before.
-  Status map();
+  // Creates, maps and opens every chunk that is not mapped, with memory from `pool`
+  // where there is one and it fits. On failure every chunk that this call mapped is
+  // given back to the driver, and the segment is as before.
+  Status map(PhysicalPool* pool = nullptr);
 
-  // Unmaps and releases every mapped chunk. On failure the chunks so far are
-  // given back, the others are as before, and the call can be repeated.
-  Status unmap();
+  // Unmaps every mapped chunk and releases its memory, or puts it into `pool`. On
+  // failure the chunks so far are given up, the others are as before, and the call can
+  // be repeated.
+  Status unmap(PhysicalPool* pool = nullptr);
+
+  // How much map() would have to create beside what `pool` has.
+  std::size_t bytes_to_create(const PhysicalPool& pool) const;
 
   // Ends the segment: unmap, release, free the addresses. On failure the
   // segment must be kept (quarantined): the driver still holds part of it.
@@ -97,8 +103,8 @@ class Segment {
     Physical physical;
     Mapping mapping;
   };
-  Status map_chunk(Chunk& chunk);
-  Status unmap_chunk(Chunk& chunk);
+  Status map_chunk(Chunk& chunk, PhysicalPool* pool);
+  Status unmap_chunk(Chunk& chunk, PhysicalPool* pool);
   Status open_access();
   void undo(const std::vector<std::size_t>& mapped);
 
