@@ -1,20 +1,28 @@
 """How is each library told to put tensors to sleep and wake them?
 
-One class for one library, imported only in the process that measures it. To add
-one: a class with the members of :class:`Adapter`, and its name in ``ADAPTERS``.
+One class for one library, which imports it when it is made: in the process that
+measures it, and in no other. To add one: a subclass of :class:`Adapter`, and its
+place in ``libraries.py``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, ClassVar, Literal
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
-WEIGHTS = "weights"  # contents come back
+WEIGHTS = "weights"  # contents come back, as those of every other tag
 CACHE = "kv_cache"  # contents are discarded
+
+EVERYTHING: Literal["everything"] = "everything"
+
+
+class UnavailableError(Exception):
+    """The library cannot be measured here; says why."""
 
 
 @dataclass(frozen=True)
@@ -22,45 +30,69 @@ class Moved:
     """What one sleep or wake moved.
 
     Attributes:
-        copied_bytes: bytes really copied between device and host.
+        copied_bytes: bytes really copied between device and host; ``EVERYTHING``: all
+            that the tags' tensors hold and that comes back, because this library never
+            does less; None: it does not tell.
         phases: seconds by phase, where the library tells.
     """
 
-    copied_bytes: int
+    copied_bytes: int | Literal["everything"] | None
     phases: Mapping[str, float] = field(default_factory=dict)
 
 
-class Adapter(Protocol):
-    """One library under measurement."""
+class Adapter:
+    """One library under measurement.
 
-    name: str
+    Attributes:
+        prepares: it can make host memory before the first sleep.
+        switches: it can exchange two tags in one call.
+        copies_everything: a sleep copies all that comes back, changed or not, so that one
+            share of changed tensors says all.
+    """
+
+    name: ClassVar[str]
+    prepares: ClassVar[bool] = False
+    switches: ClassVar[bool] = False
+    copies_everything: ClassVar[bool] = False
     version: str
 
     def device(self) -> torch.device:
         """Where tensors are to be made."""
-        ...
+        import torch
+
+        return torch.device("cuda")
 
     def scope(self, tag: str) -> AbstractContextManager[object]:
-        """Tensors made inside belong to ``tag``: WEIGHTS or CACHE."""
-        ...
+        """Tensors made inside belong to ``tag``."""
+        raise NotImplementedError
 
     def sleep(self, tags: Sequence[str]) -> Moved:
         """Gives the device memory of these tags back; returns when it is free."""
-        ...
+        raise NotImplementedError
 
     def wake(self, tags: Sequence[str]) -> Moved:
         """Brings it back; returns when contents are valid."""
-        ...
+        raise NotImplementedError
+
+    def prepare(self, tags: Sequence[str]) -> None:
+        """Makes host memory for a sleep of these tags; returns when it is there."""
+        raise NotImplementedError
+
+    def switch(self, leaving: str, arriving: str) -> tuple[Moved, Moved]:
+        """Puts one tag to sleep and wakes another; what moved out, and what in."""
+        raise NotImplementedError
 
     def host_bytes(self) -> int | None:
-        """Host memory held for backups now; None: not known."""
-        ...
+        """Host memory held for backups now; None: it does not tell."""
+        return None
 
 
-class CumemAdapter:
+class CumemAdapter(Adapter):
     """This library, with the options it has by default."""
 
     name = "cumem"
+    prepares = True
+    switches = True
 
     def __init__(self) -> None:
         import cumem
@@ -82,8 +114,16 @@ class CumemAdapter:
         report = self._cumem.wake_up(tags)
         return Moved(report.restored_bytes, dict(report.phases))
 
-    def host_bytes(self) -> int:
+    def prepare(self, tags: Sequence[str]) -> None:
+        self._cumem.prepare(tags, background=False)
+
+    def switch(self, leaving: str, arriving: str) -> tuple[Moved, Moved]:
+        report = self._cumem.switch(sleep_tags=[leaving], wake_tags=[arriving])
+        slept, woken = report.sleep, report.wake
+        return (
+            Moved(slept.copied_bytes, dict(slept.phases)),
+            Moved(woken.restored_bytes, dict(woken.phases)),
+        )
+
+    def host_bytes(self) -> int | None:
         return self._cumem.stats().host_bytes
-
-
-ADAPTERS: dict[str, Callable[[], Adapter]] = {"cumem": CumemAdapter}

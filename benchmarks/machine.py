@@ -6,19 +6,18 @@ import os
 import platform
 import statistics
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
 
 import torch
-
-GIB = 1 << 30
-MIB = 1 << 20
+from settings import GIB, MIB
 
 _BUFFER = GIB
 _COPY = 64 * MIB  # one copy; above 20 MiB the link is at its limit
 _ROUNDS = 4  # buffers a sample
-_SAMPLES = 7
+_SAMPLES = 5
 
 _SMI_FIELDS = "name,driver_version,pcie.link.gen.max,pcie.link.width.max"
 
@@ -72,40 +71,67 @@ def pretouch(count: int) -> float:
     return time.perf_counter() - started
 
 
-def copy_ceiling(device: torch.device) -> dict[str, float]:
-    """GB/s of plain copies between one pinned buffer and the device, one direction at a time.
+def copy_ceiling(device: torch.device, *, both: bool = False) -> dict[str, float]:
+    """GB/s of plain copies between pinned buffers of 1 GiB and the device.
 
-    Copies of 64 MiB, enqueued back to back, 4 GiB a sample, one wait at the end; the
-    median of the samples. Empty under the emulator, which has no speed.
+    Copies of 64 MiB, enqueued back to back, 4 GiB a sample and direction, one wait at
+    the end; the median of the samples. Empty under the emulator, which has no speed.
+
+    Args:
+        both: also with both directions at once, on a stream each; their sum.
     """
     if device.type != "cuda":
         return {}
-    result = _both_ways(device)
+    result = _one_way(device)
+    if both:
+        result["both_gb_per_s"] = _both_ways(device)
     torch.cuda.empty_cache()
     torch._C._host_emptyCache()
     return result
 
 
-def _both_ways(device: torch.device) -> dict[str, float]:
-    host = torch.empty(_BUFFER, dtype=torch.uint8, pin_memory=True)
-    memory = torch.empty(_BUFFER, dtype=torch.uint8, device=device)
-    torch.cuda.synchronize(device)
+def _one_way(device: torch.device) -> dict[str, float]:
+    host, memory = _buffers(device)
     return {
-        "d2h_gb_per_s": _speed(lambda at: _copy(host, memory, at), device),
-        "h2d_gb_per_s": _speed(lambda at: _copy(memory, host, at), device),
+        "d2h_gb_per_s": _speed(lambda: _copy_all(host, memory), device),
+        "h2d_gb_per_s": _speed(lambda: _copy_all(memory, host), device),
     }
 
 
-def _copy(target: torch.Tensor, source: torch.Tensor, at: int) -> None:
-    target[at : at + _COPY].copy_(source[at : at + _COPY], non_blocking=True)
+def _both_ways(device: torch.device) -> float:
+    out, back = _buffers(device), _buffers(device)
+    streams = torch.cuda.Stream(device), torch.cuda.Stream(device)
+
+    def copy() -> None:
+        with torch.cuda.stream(streams[0]):
+            _copy_all(*out)
+        with torch.cuda.stream(streams[1]):
+            _copy_all(*reversed(back))
+
+    return 2 * _speed(copy, device)
 
 
-def _speed(copy: Callable[[int], None], device: torch.device) -> float:
+def _buffers(device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    host = torch.empty(_BUFFER, dtype=torch.uint8, pin_memory=True)
+    memory = torch.empty(_BUFFER, dtype=torch.uint8, device=device)
+    torch.cuda.synchronize(device)
+    return host, memory
+
+
+def _copy_all(target: torch.Tensor, source: torch.Tensor) -> None:
+    for at in [*range(0, _BUFFER, _COPY)] * _ROUNDS:
+        target[at : at + _COPY].copy_(source[at : at + _COPY], non_blocking=True)
+
+
+def _speed(copy: Callable[[], None], device: torch.device) -> float:
     seconds = []
     for _ in range(_SAMPLES + 1):
         started = time.perf_counter()
-        for at in [*range(0, _BUFFER, _COPY)] * _ROUNDS:
-            copy(at)
+        copy()
         torch.cuda.synchronize(device)
         seconds.append(time.perf_counter() - started)
     return _BUFFER * _ROUNDS / statistics.median(seconds[1:]) / 1e9  # the first one warms up
+
+
+if __name__ == "__main__":
+    pretouch(int(float(sys.argv[1]) * GIB))

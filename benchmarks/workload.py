@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Iterator, Sequence
 
 import torch
-
-GIB = 1 << 30
-MIB = 1 << 20
+from settings import MIB
 
 _WIDTHS = (4096, 2048, 1024, 512, 256)
 _LAYERS_AT_LEAST = 16
@@ -32,6 +31,13 @@ def llama_shapes(target_bytes: int) -> list[Shape]:
             break
     layers = max(1, layers)
     return [ends[0], *(shape for _ in range(layers) for shape in layer), *ends[1:]]
+
+
+def small_shapes(count: int) -> list[Shape]:
+    """Shapes of ``count`` bf16 tensors of 1 KiB to 2 MiB, log-uniform, the same at each call."""
+    source = random.Random(20_251)
+    low, high = math.log(1 << 10), math.log(2 << 20)
+    return [(round(math.exp(source.uniform(low, high)) / _WORD) * 4,) for _ in range(count)]
 
 
 def _layer(width: int) -> list[Shape]:
@@ -88,10 +94,10 @@ FILLS = {"random": fill_random, "gaussian": fill_gaussian}
 def chosen_share(count: int, percent: int, turn: int) -> list[int]:
     """Indices of ``percent`` % of the tensors, spread evenly, other ones at each turn.
 
-    At least one, unless ``percent`` is 0.
+    At least one, unless there is none or ``percent`` is 0.
     """
     chosen = [at for at in range(count) if (at + turn) * percent % 100 < percent]
-    return chosen or [turn % count] * (percent > 0)
+    return chosen or ([turn % count] if count and percent else [])
 
 
 def change(tensors: Sequence[torch.Tensor], percent: int, turn: int) -> int:
