@@ -30,13 +30,15 @@ def build(driver: DriverUnderTest) -> list[torch.Tensor]:
 def test_a_scope_uses_the_memory_of_its_device(driver: DriverUnderTest, how: str) -> None:
     name = f"{driver.device.type}:1"
     device = {"int": 1, "str": name, "device": torch.device(name)}[how]
+    with cumem.use_memory_pool("weights", device=device):
+        first = make(1000, device=on(driver, 1))  # what a device needs once is there now
     before = [driver.used_bytes(index) for index in range(2)]
     with cumem.use_memory_pool("weights", device=device) as pool:
         tensor = make(20 * MIB, device=on(driver, 1))
     grown = [driver.used_bytes(index) - before[index] for index in range(2)]
     assert grown == [0, 20 * MIB]
     assert pool.device == torch.device(name)
-    del tensor
+    del tensor, first
 
 
 def test_one_sleep_covers_all_devices(driver: DriverUnderTest) -> None:
