@@ -1,26 +1,30 @@
 """What has the user declared as not written since it woke?
 
-Only read under ``Options(clean_check="declared")``.
+Only read under ``Options(clean_check="declared")``. A declaration ends with its
+storage, so that what is allocated there later is not taken for it.
 """
 
 from __future__ import annotations
 
 import threading
+from bisect import bisect_right
+from collections.abc import Sequence
 from typing import TypeVar
 
-from cumem._keep import storages_of
+from cumem._keep import Storages, forget_dead, storages_of
 
 _T = TypeVar("_T")
 
-_lock = threading.Lock()
-_clean: dict[int, int] = {}  # storage address -> bytes
+_lock = threading.RLock()  # the garbage collector may run inside it
+_clean: Storages = {}
+_backed_up: set[int] = set()  # of those, storages that slept since they were declared
 
 
 def mark_clean(obj: _T) -> _T:
     """Declares that contents will not be written until :func:`mark_dirty`; returns ``obj``.
 
-    Under ``Options(clean_check="declared")`` a sleep does not look at such contents:
-    where a backup of an earlier cycle holds them, it is taken as it is. A wrong
+    The next sleep backs them up as they are. Under ``Options(clean_check="declared")``
+    later sleeps do not look at such contents: the backup is taken as it is. A wrong
     declaration loses what was written. Under any other setting it does nothing.
 
     Args:
@@ -29,9 +33,10 @@ def mark_clean(obj: _T) -> _T:
     Raises:
         TypeError: a leaf is neither tensor nor module; nothing is declared.
     """
-    ranges = dict(storages_of(obj))
+    declared = storages_of(obj)
     with _lock:
-        _clean.update(ranges)
+        _clean.update(declared)
+        _backed_up.difference_update(declared)  # an older backup may hold older contents
     return obj
 
 
@@ -40,14 +45,27 @@ def mark_dirty(obj: _T) -> _T:
 
     Args and errors are those of :func:`mark_clean`.
     """
-    ranges = dict(storages_of(obj))
+    declared = storages_of(obj)
     with _lock:
-        for address in ranges:
+        for address in declared:
             _clean.pop(address, None)
     return obj
 
 
-def unchanged() -> list[tuple[int, int]]:
-    """Address and bytes of what is declared clean, in address order."""
+def note_backup(ranges: Sequence[tuple[int, int]]) -> None:
+    """Says that a backup holds what is in these ranges now (address order, no overlap)."""
+    starts = [start for start, _ in ranges]
     with _lock:
-        return sorted(_clean.items())
+        forget_dead(_clean)
+        for address, (_, size) in _clean.items():
+            at = bisect_right(starts, address) - 1
+            if at >= 0 and address + size <= ranges[at][0] + ranges[at][1]:
+                _backed_up.add(address)
+
+
+def unchanged() -> dict[int, int]:
+    """Address and bytes of every storage alive that was backed up since it was declared."""
+    with _lock:
+        forget_dead(_clean)
+        _backed_up.intersection_update(_clean)
+        return {address: _clean[address][1] for address in _backed_up}

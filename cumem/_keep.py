@@ -16,8 +16,10 @@ from torch.utils import _pytree
 
 _T = TypeVar("_T")
 
+Storages = dict[int, tuple[StorageWeakRef, int]]  # address -> (reference, bytes)
+
 _lock = threading.RLock()
-_kept: dict[int, tuple[StorageWeakRef, int]] = {}  # storage address -> (reference, bytes)
+_kept: Storages = {}
 
 
 def keep(obj: _T) -> _T:
@@ -33,29 +35,36 @@ def keep(obj: _T) -> _T:
     Raises:
         TypeError: a leaf is neither tensor nor module; nothing is kept.
     """
-    storages = [tensor.untyped_storage() for tensor in list(_tensors(obj))]
+    kept = storages_of(obj)
     with _lock:
-        for storage in storages:
-            if storage.nbytes() > 0:
-                _kept[storage.data_ptr()] = (StorageWeakRef(storage), storage.nbytes())
+        _kept.update(kept)
     return obj
 
 
-def storages_of(obj: Any) -> list[tuple[int, int]]:
-    """Address and bytes of every storage in ``obj`` that has bytes.
+def storages_of(obj: Any) -> Storages:
+    """Every storage in ``obj`` that has bytes.
 
     Raises:
         TypeError: a leaf is neither tensor nor module.
     """
     storages = [tensor.untyped_storage() for tensor in _tensors(obj)]
-    return [(storage.data_ptr(), storage.nbytes()) for storage in storages if storage.nbytes()]
+    return {
+        storage.data_ptr(): (StorageWeakRef(storage), storage.nbytes())
+        for storage in storages
+        if storage.nbytes() > 0
+    }
+
+
+def forget_dead(storages: Storages) -> None:
+    """Drops what has died: its address may belong to somebody else now."""
+    for address in [at for at, (storage, _) in storages.items() if storage.expired()]:
+        del storages[address]
 
 
 def ranges() -> list[tuple[int, int]]:
     """Address and bytes of every kept storage that is alive."""
     with _lock:
-        for address in [at for at, (storage, _) in _kept.items() if storage.expired()]:
-            del _kept[address]
+        forget_dead(_kept)
         return [(address, size) for address, (_, size) in _kept.items()]
 
 

@@ -51,6 +51,7 @@ def operate_elsewhere() -> None:
     global _operating
     if _operating == threading.get_ident():
         _operating = None
+        _registry.move_elsewhere()
 
 
 def refuse_open(operation: str, scopes: list[_registry.OpenScope]) -> None:

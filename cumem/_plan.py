@@ -9,9 +9,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from cumem import _C, _keep, _snapshot
-from cumem._runtime import Runtime
-from cumem.options import OnSleep
+from cumem import _C, _declared, _keep, _snapshot
+from cumem._runtime import Runtime, current_options
+from cumem.options import CleanCheck, OnSleep
 
 Range = tuple[int, int]  # address, bytes
 
@@ -23,12 +23,14 @@ class Decision(NamedTuple):
         backup: ranges that come back, in address order, without overlap.
         backup_bytes: their bytes.
         live_bytes: bytes of its live blocks.
+        unchanged: ranges that are declared as not written since they were backed up.
     """
 
     info: _C.SegmentInfo
     backup: list[Range]
     backup_bytes: int
     live_bytes: int
+    unchanged: list[Range]
 
     @property
     def discarded_bytes(self) -> int:
@@ -59,6 +61,8 @@ def decide(runtime: Runtime, request: Request) -> list[Decision]:
     infos = _snapshot.reconciled(runtime, snapshot)
     segments = {segment.address: segment for segment in snapshot}
     kept = _keep.ranges()
+    declared = current_options().clean_check is CleanCheck.DECLARED
+    clean = _declared.unchanged() if declared else {}
     decisions = []
     for info in infos:
         owner = info.owner
@@ -70,13 +74,26 @@ def decide(runtime: Runtime, request: Request) -> list[Decision]:
         segment = None if owner.graph else segments.get(info.address)
         blocks = _live_ranges(info, segment)
         backup = merged(blocks if policy is OnSleep.OFFLOAD else _meeting(blocks, kept))
-        decisions.append(Decision(info, backup, _total(backup), _total(blocks)))
+        unchanged = _unchanged(info, segment, clean)
+        decisions.append(Decision(info, backup, _total(backup), _total(blocks), unchanged))
     return decisions
 
 
 def _live_ranges(info: _C.SegmentInfo, segment: _snapshot.Segment | None) -> list[Range]:
     """Live ranges of a segment: all of it where torch cannot say, or must not be asked."""
     return [(info.address, info.bytes)] if segment is None else list(segment.live())
+
+
+def _unchanged(
+    info: _C.SegmentInfo, segment: _snapshot.Segment | None, clean: dict[int, int]
+) -> list[Range]:
+    """What is declared clean, block by block: what torch rounded up is nobody's."""
+    if not clean:
+        return []
+    if segment is not None:
+        return merged(block for block in segment.live() if block.address in clean)
+    end = info.address + info.bytes
+    return merged((at, size) for at, size in clean.items() if info.address <= at < end)
 
 
 def _total(ranges: list[Range]) -> int:

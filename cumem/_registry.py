@@ -178,6 +178,12 @@ def move_here() -> None:
         _state.mover = threading.get_ident()
 
 
+def move_elsewhere() -> None:
+    """Says that another thread will; until it says so, the move is no one's."""
+    with _lock:
+        _state.mover = 0
+
+
 def mark_asleep(numbers: Collection[int]) -> None:
     """Says which pools have sleeping segments, by number."""
     with _lock:

@@ -141,8 +141,7 @@ def _book_failure(runtime: Runtime, decisions: list[Decision]) -> list[_C.Segmen
 
 def plans(decisions: list[Decision]) -> list[_C.SegmentPlan]:
     """What the core is told of these decisions."""
-    unchanged = _declared.unchanged()
-    return [_C.SegmentPlan(item.info.address, item.backup, unchanged) for item in decisions]
+    return [_C.SegmentPlan(item.info.address, item.backup, item.unchanged) for item in decisions]
 
 
 def plan_wake(
@@ -173,6 +172,9 @@ def wake(runtime: Runtime, job: WakeJob, progress: _C.WakeProgress | None = None
     try:
         with translated(job.operation, left, runtime.backend.device_type):
             result = _wake_or_clear_caches(runtime, job, progress)
+    except CumemError:
+        _book_pieces(runtime, job)
+        raise
     finally:
         _mark(runtime)
     return _book_wake(job, set(result.segments), result)
@@ -180,11 +182,22 @@ def wake(runtime: Runtime, job: WakeJob, progress: _C.WakeProgress | None = None
 
 def _book_wake(job: WakeJob, awake: Collection[int], result: _C.WakeResult) -> Woken:
     """Forgets what was lost of segments that are awake, and tells who wants to know."""
+    woken, undefined = _welcome(job, awake)
+    return Woken(woken, result, undefined)
+
+
+def _welcome(job: WakeJob, awake: Collection[int]) -> tuple[list[_C.SegmentInfo], frozenset[str]]:
     woken = [info for info in job.segments if info.address in awake]
     undefined = frozenset(info.owner.tag for info in woken if _forget(info))
     if woken:
         hooks.run_after_map(woken)
-    return Woken(woken, result, undefined)
+    return woken, undefined
+
+
+def _book_pieces(runtime: Runtime, job: WakeJob) -> None:
+    """Books what a wake brought before it failed."""
+    segments = runtime.allocator.segments()
+    _welcome(job, {info.address for info in segments if not info.asleep})
 
 
 def book_switch(
@@ -202,6 +215,9 @@ def book_switch(
 def book_failed_switch(runtime: Runtime, decisions: list[Decision], job: WakeJob) -> None:
     """Books what a switch did before it failed; its hooks hear of what is awake."""
     segments = _book_failure(runtime, decisions)
+    for info in segments:
+        if not info.asleep:
+            _forget(info)
     wanted = [item.info for item in decisions] + job.segments
     _tell_who_stayed(segments, wanted)
 
@@ -217,7 +233,7 @@ def _wake_or_clear_caches(
     """Wakes; when the device is full, once more without what torch only caches."""
     addresses = [info.address for info in job.segments]
     if progress is not None:  # it cannot start again: others wait for its pieces
-        _clear_caches_when_short(runtime, job.segments)
+        clear_caches_when_short(runtime, job.segments)
         return runtime.allocator.wake(addresses, job.fill, job.verify, progress)
     try:
         return runtime.allocator.wake(addresses, job.fill, job.verify, None)
@@ -228,9 +244,15 @@ def _wake_or_clear_caches(
     return runtime.allocator.wake(addresses, job.fill, job.verify, None)
 
 
-def _clear_caches_when_short(runtime: Runtime, segments: list[_C.SegmentInfo]) -> None:
+def clear_caches_when_short(
+    runtime: Runtime,
+    segments: Collection[_C.SegmentInfo],
+    leaving: Collection[_C.SegmentInfo] = (),
+) -> None:
+    """Lets torch give up what it caches where what is to come finds no room."""
     for device in {info.device for info in segments}:
         wanted = sum(info.bytes for info in segments if info.device == device)
+        wanted -= sum(info.mapped_bytes for info in leaving if info.device == device)
         if runtime.allocator.device_info(device).free_bytes < wanted:
             _snapshot.empty_cache(runtime)
 
@@ -251,6 +273,7 @@ def _book(runtime: Runtime, decisions: list[Decision], asleep: Collection[int]) 
         _registry.tag_state(tag).epoch += 1
     for item in lost:
         _registry.tag_state(item.info.owner.tag).discarded.add(item.info.serial)
+    _declared.note_backup(sorted(piece for item in gone for piece in item.backup))
     _mark(runtime)
 
 

@@ -55,6 +55,10 @@ _DEAD = (
     "an earlier error (an illegal address or the like) has ended this CUDA context; "
     "no call can succeed any more: restart the process"
 )
+_DAMAGED = (
+    "Nothing was unmapped or woken. A sleep that is repeated copies everything anew; a wake "
+    "without verify takes the backup as it is."
+)
 _FORKED = (
     "this process is a fork of one that already used cumem; a CUDA context does not "
     "survive a fork: use the spawn start method, or fork before first use"
@@ -84,7 +88,7 @@ def from_status(error: _C.StatusError, operation: str, left: str, kind: str = "c
         return HostOutOfMemoryError(f"{operation}: {needed}; {size(error.free_bytes)} free. {left}")
     if error.fault == "integrity":
         at = f"{error.call} at {error.address:#x}{where}"
-        return IntegrityError(f"{operation}: {at} is not what was put to sleep. {left}")
+        return IntegrityError(f"{operation}: {at} is not what was put to sleep. {_DAMAGED}")
     return DriverError(f"{operation}: {_what(error, where)} failed{_why(error)}. {left}")
 
 

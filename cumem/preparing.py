@@ -28,7 +28,9 @@ class Preparation:
         self._runtime = runtime
         self._device = device
         self._error: CumemError | None = None
-        self._thread = threading.Thread(target=self._run, name="cumem-prepare", daemon=True)
+        # Not a daemon: one that comes back from the core when the interpreter has ended
+        # takes the process with it.
+        self._thread = threading.Thread(target=self._run, name="cumem-prepare")
 
     def start(self) -> Preparation:
         self._thread.start()

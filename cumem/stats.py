@@ -135,8 +135,16 @@ def check() -> None:
     runtime = _runtime.if_started()
     if runtime is None:
         return
-    with translated("check()", "The books and the driver disagree: please report this."):
-        runtime.allocator.verify()
+    with translated("check()", "Nothing was changed."):
+        try:
+            runtime.allocator.verify()
+        except _C.StatusError as error:
+            if error.fault != "integrity":
+                raise
+            at = f"{error.call} at {error.address:#x}"
+            raise CumemError(
+                f"check(): {at}: the books and the driver disagree; please report this"
+            ) from error
     for tag in _collect(runtime).tags:
         if tag.mapped_bytes + tag.asleep_bytes != tag.segment_bytes:
             raise CumemError(f"check(): tag {tag.tag!r}: mapped + asleep is not its segment bytes")

@@ -81,6 +81,7 @@ def _carry_out(
         if leaving:
             hooks.run_before_unmap(leaving)
         with translated(job.operation, _LEFT, runtime.backend.device_type):
+            _transition.clear_caches_when_short(runtime, job.segments, leaving)
             results = runtime.allocator.exchange(
                 _transition.plans(decisions), _transition.check(), arriving, job.fill
             )

@@ -18,7 +18,7 @@ from torch.utils.hooks import RemovableHandle
 from cumem import _C, _operation, _runtime, _transition
 from cumem._arguments import described, fill_value, known_tags
 from cumem._runtime import Runtime
-from cumem.errors import CumemError, translated
+from cumem.errors import translated
 from cumem.reports import WakeReport
 
 _LEFT = "What is awake stays so, the rest is asleep with its backup; call wake_up again."
@@ -32,21 +32,28 @@ class WakeHandle:
     sleep or wake.
     """
 
-    def __init__(self, runtime: Runtime, job: _transition.WakeJob, stack: ExitStack) -> None:
+    def __init__(self, runtime: Runtime, job: _transition.WakeJob) -> None:
         self._runtime = runtime
         self._job = job
-        self._stack = stack  # what keeps other operations out
+        self._stack = ExitStack()
         self._progress = _C.WakeProgress()
         self._tags = {info.address: info.owner.tag for info in job.segments}
         for info in job.segments:
             self._progress.expect(info.address, info.bytes)
         self._report = WakeReport()
-        self._error: CumemError | None = None
-        self._thread = threading.Thread(target=self._run, name="cumem-wake", daemon=True)
+        self._error: BaseException | None = None
+        # Not a daemon: one that comes back from the core when the interpreter has ended
+        # takes the process with it.
+        self._thread = threading.Thread(target=self._run, name="cumem-wake")
 
-    def start(self) -> WakeHandle:
-        self._thread.start()
-        return self
+    def start(self, stack: ExitStack) -> None:
+        """Starts, and takes over what keeps other operations out."""
+        self._stack = stack.pop_all()
+        try:
+            self._thread.start()
+        except BaseException:  # the system has no thread for us
+            self._stack.close()
+            raise
 
     def done(self) -> bool:
         """Is it over, well or not?"""
@@ -90,6 +97,8 @@ class WakeHandle:
 
     def _hold(self, address: int, device: torch.device) -> None:
         allocator = self._runtime.allocator
+        if allocator.is_awake(address, 1):  # also when a later wake has brought it
+            return
         with translated("waiting for a wake", _LEFT, self._runtime.backend.device_type):
             if self._runtime.emulated:  # tensors on the cpu have no stream to wait
                 self._progress.wait(allocator, address)
@@ -104,8 +113,10 @@ class WakeHandle:
             try:
                 done = _transition.wake(self._runtime, self._job, self._progress)
                 self._report = done.report(time.perf_counter() - started)
-            except CumemError as error:
+            except BaseException as error:  # noqa: BLE001 - raised by who waits
                 self._error = error
+            finally:
+                self._progress.give_up()  # does nothing where the core has ended it
 
 
 _pending: WakeHandle | None = None
@@ -134,13 +145,15 @@ def start(
     runtime = _runtime.current()
     with ExitStack() as stack:
         stack.enter_context(_operation.exclusive(operation, tags))
+        join_pending()  # one that another thread began meanwhile is over
         _operation.refuse_capture(operation, runtime)
         job = _transition.plan_wake(runtime, operation, tags, fill, order)
-        handle = WakeHandle(runtime, job, stack.pop_all())
-    _operation.operate_elsewhere()
-    with _pending_lock:
-        _pending = handle
-    return handle.start()
+        handle = WakeHandle(runtime, job)
+        _operation.operate_elsewhere()
+        with _pending_lock:
+            handle.start(stack)
+            _pending = handle
+    return handle
 
 
 def stream_wake(
@@ -150,7 +163,9 @@ def stream_wake(
 
     Every submodule waits, on the stream that it runs on, for its own parameters and
     buffers: layer 0 computes while layer 1 is on its way. The hooks that do so remove
-    themselves at the first call.
+    themselves at the first call. Layers of ``torch.nn`` that read the weights of what is
+    inside them (attention, a transformer's layers) wait for all of it; a module of
+    yours that does so must call :meth:`WakeHandle.wait_for` itself.
 
     Args:
         module: what will be called next; the order is that of registration.
@@ -162,24 +177,37 @@ def stream_wake(
     """
     if not isinstance(module, torch.nn.Module):
         raise TypeError(f"expected a module, not {type(module).__name__}")
-    listed = None if tags is None else list(tags)
+    listed = tags if tags is None or isinstance(tags, str) else list(tags)
     chosen, value = known_tags(listed), fill_value(fill)
     join_pending()
-    order = [*module.parameters(), *module.buffers()]
+    order = [tensor for part in module.modules() for tensor in _own(part)]
     handle = start(described("stream_wake", listed), chosen, value, order)
     for submodule in module.modules():
         _wait_at_first_call(submodule, handle)
     return handle
 
 
+def _own(module: torch.nn.Module, *, inside: bool = False) -> list[torch.Tensor]:
+    return [*module.parameters(recurse=inside), *module.buffers(recurse=inside)]
+
+
+_CONTAINERS = (torch.nn.Sequential, torch.nn.ModuleList, torch.nn.ModuleDict)
+
+
+def _reads_inside(module: torch.nn.Module) -> bool:
+    """May its forward use weights of its submodules without calling them?"""
+    is_torchs = type(module).__module__.startswith("torch.nn.")
+    return is_torchs and not isinstance(module, _CONTAINERS)
+
+
 def _wait_at_first_call(module: torch.nn.Module, handle: WakeHandle) -> None:
-    own = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
-    if not own:
+    needed = _own(module, inside=_reads_inside(module))
+    if not needed:
         return
     installed: list[RemovableHandle] = []
 
     def hook(_module: torch.nn.Module, _inputs: object) -> None:
-        for tensor in own:
+        for tensor in needed:
             handle.wait_for(tensor)
         installed[0].remove()
 

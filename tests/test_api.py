@@ -23,8 +23,8 @@ CONTRACT = {
 SIGNATURES = {
     "use_memory_pool": "(tag='default', *, on_sleep=None, device=None)",
     "graph_pool": "(tag='cuda_graph', *, on_sleep=None, device=None)",
-    "sleep": "(level=1, *, tags=None, offload_tags=None)",
-    "wake_up": "(tags=None, *, fill=None)",
+    "sleep": "(level=1, *, tags=None, offload_tags=None, verify=False)",
+    "wake_up": "(tags=None, *, fill=None, wait=True, verify=False)",
     "is_sleeping": "()",
     "sleeping_tags": "()",
     "is_mapped": "(tensor)",

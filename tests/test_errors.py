@@ -62,7 +62,7 @@ def status(fault: str, **details: object) -> _C.StatusError:
         ("deinitialized", cumem.DriverError),
         ("unsupported", cumem.DriverError),
         ("invalid", cumem.DriverError),
-        ("integrity", cumem.DriverError),
+        ("integrity", cumem.IntegrityError),
         ("driver", cumem.DriverError),
     ],
 )

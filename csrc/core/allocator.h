@@ -130,9 +130,11 @@ class Allocator {
                     Transition& transition, WakeResult& result);
   Device* device_if_open(int ordinal);
   bool all_digest(const std::vector<Device*>& devices);
+  Status exchange_alone(const SwitchRequest& request, SwitchResult& result);  // pre: the same
+  Status pin_if_required(const std::vector<Leaving>& leaving);
   Status exchange_all(const SwitchRequest& request, std::vector<Leaving>& leaving,
                       const std::vector<Segment*>& arriving, Transition& transition,
-                      SwitchResult& result);
+                      SwitchResult& result, std::vector<Segment*>& arrived);
   Digester* digester_of(const Device& device);  // valid while operation_ is held
 
   // Order matters: what comes later goes first, and needs what comes before it.

@@ -11,6 +11,26 @@ namespace cumem {
 
 Status Allocator::exchange(const SwitchRequest& request, SwitchResult& result) {
   std::lock_guard<std::mutex> operation(operation_);
+  Status status = exchange_alone(request, result);
+  result.sleep.pageable_bytes = host_.usage().pageable_bytes;
+  // By now what the call held has gone back to the arena.
+  if (!host_.config().retain)
+    host_.release_idle();
+  else if (!status.ok())
+    host_.release_cold();
+  add_free_bytes(device_if_open(status.device), status);
+  return status;
+}
+
+// Pinning is put off until a copy needs it. Where its refusal is an error it must come
+// before the first unmap.
+Status Allocator::pin_if_required(const std::vector<Leaving>& leaving) {
+  if (host_.config().allow_pageable || leaving.empty()) return {};
+  ContextGuard context(leaving.front().segment->device());
+  return context.status().ok() ? host_.make_ready() : context.status();
+}
+
+Status Allocator::exchange_alone(const SwitchRequest& request, SwitchResult& result) {
   RelaxedCapture relaxed(*driver_);
   drain();
   const bool retain = host_.config().retain;
@@ -24,24 +44,19 @@ Status Allocator::exchange(const SwitchRequest& request, SwitchResult& result) {
   if (status.ok()) status = transition.refuse_captures();
   if (status.ok()) take_kept_backups(leaving, transition);
   if (status.ok()) status = take_host_memory(leaving);
+  if (status.ok()) status = pin_if_required(leaving);
   if (status.ok()) status = wait_for_devices(transition);
   watch.lap("plan");
-  if (!status.ok()) {
-    host_.release_cold();
-    return status;
-  }
-  status = exchange_all(request, leaving, arriving, transition, result);
+  if (!status.ok()) return status;
   std::vector<Segment*> arrived;
-  for (Segment* segment : arriving)
-    if (segment->mapped_bytes() == segment->bytes()) arrived.push_back(segment);
+  status = exchange_all(request, leaving, arriving, transition, result, arrived);
   publish_awake(arrived, retain, transition, result.wake, spent);
-  add_free_bytes(device_if_open(status.device), status);
   return status;
 }
 
 Status Allocator::exchange_all(const SwitchRequest& request, std::vector<Leaving>& leaving,
                                const std::vector<Segment*>& arriving, Transition& transition,
-                               SwitchResult& result) {
+                               SwitchResult& result, std::vector<Segment*>& arrived) {
   Transfers out(Device::Direction::to_host);
   Transfers in(Device::Direction::to_device);
   const std::vector<Device*> devices = transition.devices();
@@ -64,11 +79,11 @@ Status Allocator::exchange_all(const SwitchRequest& request, std::vector<Leaving
     for (const auto& [phase, seconds] : slept.phases) result.sleep.phases[phase] += seconds;
     result.sleep.segments.insert(result.sleep.segments.end(), slept.segments.begin(),
                                  slept.segments.end());
+    arrived.insert(arrived.end(), exchange.arrived().begin(), exchange.arrived().end());
     return one;
   });
   result.sleep.copied_bytes = out.copied_bytes();
   result.sleep.digested = request.sleep.clean_check == CleanCheck::digest && all_digest(devices);
-  result.sleep.pageable_bytes = host_.usage().pageable_bytes;
   result.wake.restored_bytes = in.copied_bytes();
   return status;
 }

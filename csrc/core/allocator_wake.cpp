@@ -50,40 +50,76 @@ Status bring_one(Segment& segment, const WakeRequest& request, Transfer& transfe
   return status;
 }
 
-// Publishes the first segments of `submitted` whose bytes are there.
-void publish_reached(std::vector<Segment*>& submitted, const WakeRequest& request, bool retain,
-                     Transition& transition, WakeResult& result, std::vector<Backup>& spent) {
-  auto end = std::find_if(submitted.begin(), submitted.end(), [&](const Segment* segment) {
-    return !request.progress->reached(segment->address());
-  });
-  if (end == submitted.begin()) return;
-  publish_awake({submitted.begin(), end}, retain, transition, result, spent);
-  submitted.erase(submitted.begin(), end);
-}
+// What was submitted and is not awake yet, in order.
+class Arrivals {
+ public:
+  Arrivals(const WakeRequest& request, bool retain, Transition& transition, WakeResult& result,
+           std::vector<Backup>& spent)
+      : request_(request),
+        retain_(retain),
+        transition_(transition),
+        result_(result),
+        spent_(spent) {}
 
-// One after the other, devices too: what is needed first is asked for first.
+  void add(Segment& segment) { waiting_.push_back(&segment); }
+
+  // Publishes the first ones, as far as their bytes are there.
+  void publish_reached() {
+    publish(std::find_if(waiting_.begin(), waiting_.end(), [this](const Segment* segment) {
+      return !request_.progress->reached(segment->address());
+    }));
+  }
+  // The same for all, waiting for each; stops where the driver does not answer.
+  void publish_one_by_one() {
+    while (!waiting_.empty() && request_.progress->wait(waiting_.front()->address()).ok())
+      publish(waiting_.begin() + 1);
+  }
+  // pre: no copy is running.
+  void settle(bool filled) {
+    publish_reached();
+    if (filled) publish(waiting_.end());
+    unmap_all(waiting_);
+  }
+
+ private:
+  void publish(std::vector<Segment*>::iterator end) {
+    if (end == waiting_.begin()) return;
+    publish_awake({waiting_.begin(), end}, retain_, transition_, result_, spent_);
+    std::for_each(waiting_.begin(), end,
+                  [this](const Segment* segment) { request_.progress->arrived(*segment); });
+    waiting_.erase(waiting_.begin(), end);
+  }
+
+  const WakeRequest& request_;
+  const bool retain_;
+  Transition& transition_;
+  WakeResult& result_;
+  std::vector<Backup>& spent_;
+  std::vector<Segment*> waiting_;
+};
+
+// One after the other, devices too: what is needed first is asked for first. When the
+// driver refuses a wait, what is there nevertheless stays awake: others may use it.
 Status wake_piecewise(const std::vector<Segment*>& waking, const WakeRequest& request, bool retain,
                       Transition& transition, WakeResult& result, std::vector<Backup>& spent) {
   Transfers transfers(Device::Direction::to_device);
   Stopwatch watch(result.phases);
-  std::vector<Segment*> submitted;
+  Arrivals arrivals(request, retain, transition, result, spent);
   Status status;
   for (auto next = waking.begin(); next != waking.end() && status.ok(); ++next) {
     Segment& segment = **next;
     ContextGuard context(segment.device());
     status = context.status();
     if (status.ok()) status = bring_one(segment, request, transfers.on(segment.device()));
-    if (status.ok()) submitted.push_back(&segment);
-    publish_reached(submitted, request, retain, transition, result, spent);
+    if (status.ok()) arrivals.add(segment);
+    arrivals.publish_reached();
   }
   watch.lap("map_and_submit");
+  arrivals.publish_one_by_one();
   const Status filled = transfers.wait();
   watch.lap("copy");
   result.restored_bytes = transfers.copied_bytes();
-  if (filled.ok())
-    publish_awake(submitted, retain, transition, result, spent);
-  else
-    unmap_all(submitted);
+  arrivals.settle(filled.ok());
   return status.ok() ? filled : status;
 }
 

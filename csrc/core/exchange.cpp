@@ -113,10 +113,11 @@ Status Exchange::run(const WakeRequest& request, SleepResult& result) {
 Status Exchange::settle() {
   const Status saved = out_.wait();
   const Status filled = in_.wait();
-  if (!filled.ok()) unmap_all(mapped_);
-  const bool half = mapped_.size() < arriving_.size() && arriving_[mapped_.size()]->handles() > 0;
-  if (half) unmap_all({arriving_[mapped_.size()]});
-  return filled.ok() ? saved : filled;
+  if (mapped_.size() < arriving_.size()) unmap_all({arriving_[mapped_.size()]});
+  if (filled.ok()) return saved;
+  unmap_all(mapped_);
+  mapped_.clear();
+  return filled;
 }
 
 }  // namespace cumem

@@ -35,9 +35,11 @@ class Exchange {
   void arrive(Segment& segment) { arriving_.push_back(&segment); }
 
   // Runs until all have changed places or something failed. Afterwards, also after a
-  // failure, no copy is running, and an arriving segment is either wholly mapped and
-  // filled, to be published by the caller, or has nothing mapped.
+  // failure, no copy is running, and an arriving segment is either among arrived(),
+  // to be published by the caller, or was unmapped.
   Status run(const WakeRequest& request, SleepResult& result);
+  // Those that are wholly mapped and filled.
+  const std::vector<Segment*>& arrived() const noexcept { return mapped_; }
 
  private:
   struct Departure {

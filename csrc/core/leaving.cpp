@@ -68,14 +68,14 @@ void take_kept_backups(std::vector<Leaving>& leaving, Transition& transition) {
 
 Status release(Leaving& item, Transition& transition, SleepResult& result, PhysicalPool* pool) {
   Segment& segment = *item.segment;
+  ContextGuard context(segment.device());
+  if (!context.status().ok()) return context.status();
   transition.publish([&] {
     if (segment.state == SegmentState::asleep) return;  // it goes on from an earlier try
     item.backup.filled = true;
     segment.backup = std::move(item.backup);
     segment.state = SegmentState::asleep;
   });
-  ContextGuard context(segment.device());
-  if (!context.status().ok()) return context.status();
   const std::size_t before = segment.mapped_bytes();
   Status status = segment.unmap(pool);
   if (pool == nullptr) result.freed_bytes += before - segment.mapped_bytes();

@@ -53,8 +53,12 @@ Status Transfer::mark(Event& event) {
   return event.record(device_, stream_);
 }
 
+// Memory goes after a wait, so a refusal is answered by asking once more.
 Status Transfer::wait() {
-  return stream_ == nullptr ? Status{} : device_.wait_for_copies(direction_);
+  if (stream_ == nullptr) return {};
+  Status status = device_.wait_for_copies(direction_);
+  if (!status.ok()) (void)device_.wait_for_copies(direction_);
+  return status;
 }
 
 }  // namespace cumem

@@ -39,7 +39,8 @@ class Transfer {
   // Puts `event` behind everything submitted so far.
   Status mark(Event& event);
 
-  // Waits for everything submitted. Safe to call when nothing was.
+  // Waits for everything submitted. Safe to call when nothing was. After a refusal
+  // too nothing runs any more, unless the driver refuses twice.
   Status wait();
 
   std::size_t copied_bytes() const noexcept { return copied_bytes_; }

@@ -4,6 +4,15 @@
 
 namespace cumem {
 
+namespace {
+
+Status wait_under_context(Device& device, Transfer& transfer) {
+  ContextGuard context(device);
+  return context.status().ok() ? transfer.wait() : context.status();
+}
+
+}  // namespace
+
 Transition::~Transition() {
   std::vector<std::unique_ptr<Segment>> doomed;
   {
@@ -59,8 +68,8 @@ Transfer& Transfers::on(Device& device) {
 Status Transfers::wait() {
   Status first;
   for (auto& [device, transfer] : transfers_) {
-    ContextGuard context(*device);
-    Status status = context.status().ok() ? transfer->wait() : context.status();
+    Status status = wait_under_context(*device, *transfer);
+    if (!status.ok()) (void)wait_under_context(*device, *transfer);
     if (first.ok()) first = status;
   }
   return first;

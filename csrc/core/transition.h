@@ -62,7 +62,7 @@ class Transfers {
   // The device's transfer. Calls from several threads are for different devices,
   // after a first call for each from one thread.
   Transfer& on(Device& device);
-  Status wait();
+  Status wait();  // as Transfer::wait(), for all
   std::size_t copied_bytes() const noexcept;
 
  private:

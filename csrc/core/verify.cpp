@@ -54,7 +54,11 @@ Status digest_by_reading(Device& device, const std::vector<Piece>& pieces,
                                                        piece.range.bytes, stream),
                      "cuMemcpyDtoHAsync", piece.range.bytes, device.ordinal());
     if (status.ok()) status = device.wait_for_copies(Device::Direction::to_host);
-    if (!status.ok()) return status;
+    if (!status.ok()) {
+      // The copy may run, and the buffer goes.
+      if (stream != nullptr) (void)device.wait_for_copies(Device::Direction::to_host);
+      return status;
+    }
     digests.push_back(digest_of(buffer.data(), piece.range.bytes));
   }
   return {};

@@ -2,6 +2,7 @@
 
 #include <iterator>
 #include <utility>
+#include <vector>
 
 namespace cumem {
 
@@ -11,19 +12,31 @@ void WakeProgress::expect(const Range& segment) {
 }
 
 void WakeProgress::submitted(const Segment& segment, Event event) {
+  auto shared = std::make_shared<const Event>(std::move(event));
   std::lock_guard<std::mutex> lock(mutex_);
   Entry& entry = entries_[segment.address()];
   entry.range = {segment.address(), segment.bytes()};
   entry.device = &segment.device();
-  entry.event = std::move(event);
-  entry.submitted = true;
+  entry.event = std::move(shared);
+  changed_.notify_all();
+}
+
+void WakeProgress::arrived(const Segment& segment) {
+  std::shared_ptr<const Event> done;  // goes when the mutex is free
+  std::lock_guard<std::mutex> lock(mutex_);
+  Entry& entry = entries_[segment.address()];
+  entry.arrived = true;
+  std::swap(done, entry.event);
   changed_.notify_all();
 }
 
 void WakeProgress::finish(const Status& status) {
+  std::vector<std::shared_ptr<const Event>> done;
   std::lock_guard<std::mutex> lock(mutex_);
+  if (finished_) return;
   finished_ = true;
   status_ = status;
+  for (auto& [address, entry] : entries_) done.push_back(std::move(entry.event));
   changed_.notify_all();
 }
 
@@ -34,44 +47,49 @@ WakeProgress::Entry* WakeProgress::around(CUdeviceptr address) {
   return address < entry.range.end() ? &entry : nullptr;
 }
 
-WakeProgress::Entry* WakeProgress::await(CUdeviceptr address, std::unique_lock<std::mutex>& lock,
-                                         Status& status) {
+std::shared_ptr<const Event> WakeProgress::await(CUdeviceptr address, Device*& device,
+                                                 Status& status) {
+  std::unique_lock<std::mutex> lock(mutex_);
   Entry* entry = around(address);
   if (entry == nullptr) return nullptr;
-  changed_.wait(lock, [&] { return entry->submitted || finished_; });
-  if (entry->submitted) return entry;
-  status = status_;
-  return nullptr;
+  changed_.wait(lock, [&] { return entry->event || entry->arrived || finished_; });
+  device = entry->device;
+  if (!entry->event && !entry->arrived) status = status_;
+  return entry->event;
 }
 
+// The driver is asked without the mutex: the wake and others go on meanwhile.
 Status WakeProgress::hold(CUdeviceptr address, CUstream stream) {
-  std::unique_lock<std::mutex> lock(mutex_);
+  Device* device = nullptr;
   Status status;
-  Entry* entry = await(address, lock, status);
-  if (entry == nullptr) return status;
-  ContextGuard context(*entry->device);
-  return context.status().ok() ? entry->event.hold(stream) : context.status();
+  const std::shared_ptr<const Event> event = await(address, device, status);
+  if (!event) return status;
+  ContextGuard context(*device);
+  return context.status().ok() ? event->hold(stream) : context.status();
 }
 
 Status WakeProgress::wait(CUdeviceptr address) {
-  std::unique_lock<std::mutex> lock(mutex_);
+  Device* device = nullptr;
   Status status;
-  Entry* entry = await(address, lock, status);
-  if (entry == nullptr) return status;
-  // Entries stay where they are until the wake's owner drops them, so the wait for
-  // the device need not keep others from asking.
-  lock.unlock();
-  ContextGuard context(*entry->device);
-  return context.status().ok() ? entry->event.wait() : context.status();
+  const std::shared_ptr<const Event> event = await(address, device, status);
+  if (!event) return status;
+  ContextGuard context(*device);
+  return context.status().ok() ? event->wait() : context.status();
 }
 
 bool WakeProgress::reached(CUdeviceptr address) {
-  std::lock_guard<std::mutex> lock(mutex_);
-  Entry* entry = around(address);
-  if (entry == nullptr) return true;
-  if (!entry->submitted) return false;
-  ContextGuard context(*entry->device);
-  return context.status().ok() && entry->event.reached();
+  std::shared_ptr<const Event> event;
+  Device* device = nullptr;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    const Entry* entry = around(address);
+    if (entry == nullptr || entry->arrived) return true;
+    event = entry->event;
+    device = entry->device;
+  }
+  if (!event) return false;
+  ContextGuard context(*device);
+  return context.status().ok() && event->reached();
 }
 
 }  // namespace cumem

@@ -9,6 +9,7 @@
 
 #include <condition_variable>
 #include <map>
+#include <memory>
 #include <mutex>
 
 #include "core/event.h"
@@ -23,8 +24,11 @@ class WakeProgress {
   // before anybody asks.
   void expect(const Range& segment);
 
-  // For the wake: this segment's bytes are on their way; no more will come.
+  // For the wake: this segment's bytes are on their way; it is awake.
   void submitted(const Segment& segment, Event event);
+  void arrived(const Segment& segment);
+  // No more will come; only the first call counts. From here on nothing of the
+  // allocator is used, but by calls below that are under way.
   void finish(const Status& status);
 
   // Makes `stream` wait for the bytes at `address`, after waiting on this thread until
@@ -40,12 +44,13 @@ class WakeProgress {
   struct Entry {
     Range range;
     Device* device = nullptr;
-    Event event;
-    bool submitted = false;
+    std::shared_ptr<const Event> event;  // while it is submitted and has not arrived
+    bool arrived = false;
   };
+  // The event that stands for the bytes at `address`, or null with success (they are
+  // there, or are not this wake's) or the failure. Waits until one of these is known.
+  std::shared_ptr<const Event> await(CUdeviceptr address, Device*& device, Status& status);
   Entry* around(CUdeviceptr address);
-  // The submitted entry around `address`, or null with success or the failure.
-  Entry* await(CUdeviceptr address, std::unique_lock<std::mutex>& lock, Status& status);
 
   std::mutex mutex_;
   std::condition_variable changed_;

@@ -145,7 +145,11 @@ void bind_progress(py::module_& m) {
             require(self.wait(address), allocator.driver());
           },
           py::arg("allocator"), py::arg("address"), Unlocked())
-      .def("reached", &WakeProgress::reached, py::arg("address"), Unlocked());
+      .def("reached", &WakeProgress::reached, py::arg("address"), Unlocked())
+      .def(
+          "give_up",
+          [](WakeProgress& self) { self.finish(failure(Fault::driver, "a wake that gave up")); },
+          Unlocked());
 }
 
 void bind_driver(py::module_& m) {
