@@ -94,15 +94,20 @@ Status Digester::start(std::size_t slot, const std::vector<DigestPiece>& pieces)
   Status status = check(driver.cuLaunchKernel(function_, blocks, 1, 1, kThreads, 1, 1, 0, stream_,
                                               arguments, nullptr),
                         "cuLaunchKernel", 0, ordinal);
-  if (status.ok())
-    status = check(driver.cuEventRecord(done_[slot], stream_), "cuEventRecord", 0, ordinal);
-  return status;
+  if (!status.ok()) return status;
+  return settled(check(driver.cuEventRecord(done_[slot], stream_), "cuEventRecord", 0, ordinal));
 }
 
 Status Digester::finish(std::size_t slot, const Digest*& digests) {
   digests = slots_[slot].digests;
-  return check(device_.driver().cuEventSynchronize(done_[slot]), "cuEventSynchronize", 0,
-               device_.ordinal());
+  return settled(check(device_.driver().cuEventSynchronize(done_[slot]), "cuEventSynchronize", 0,
+                       device_.ordinal()));
+}
+
+// After a refusal the kernel may still read memory that the caller is about to unmap.
+Status Digester::settled(Status status) const {
+  if (!status.ok()) (void)device_.driver().cuStreamSynchronize(stream_);
+  return status;
 }
 
 }  // namespace cumem

@@ -35,6 +35,7 @@ class Digester {
 
   // Starts the digests of at most kBatch pieces in `slot`.
   // pre: the context is current; the slot's earlier results are no longer needed.
+  // After a failure here or in finish() no kernel runs any more.
   Status start(std::size_t slot, const std::vector<DigestPiece>& pieces);
   // Waits for them; `digests` then has one result a piece, until the next start().
   Status finish(std::size_t slot, const Digest*& digests);
@@ -48,6 +49,7 @@ class Digester {
   Status load(const void* image);
   Status pin();
   Status unpin();
+  Status settled(Status status) const;
 
   Device& device_;
   CUmodule module_ = nullptr;

@@ -4,8 +4,10 @@
 
 #include <cstdint>
 #include <cstring>
+#include <map>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "check.h"
@@ -67,12 +69,14 @@ class Rig {
     return address;
   }
   // Position-dependent bytes, different for each seed.
-  static std::vector<unsigned char> pattern(std::size_t bytes, unsigned seed) {
-    std::vector<unsigned char> data(bytes);
+  // Made once a size and seed: thousands of scenes hold the same bytes.
+  static const std::vector<unsigned char>& pattern(std::size_t bytes, unsigned seed) {
+    static std::map<std::pair<std::size_t, unsigned>, std::vector<unsigned char>> made;
+    std::vector<unsigned char>& data = made[{bytes, seed}];
     std::uint32_t state = seed * 2654435761U + 1;
-    for (unsigned char& byte : data) {
+    while (data.size() < bytes) {
       state = state * 1664525U + 1013904223U;
-      byte = static_cast<unsigned char>(state >> 24);
+      data.push_back(static_cast<unsigned char>(state >> 24));
     }
     return data;
   }

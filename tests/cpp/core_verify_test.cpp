@@ -41,6 +41,7 @@ void for_each_arena_mapping(const std::function<void(unsigned char*, unsigned ch
 }
 
 // Flips a bit of the backup that holds these bytes of `data`, behind the allocator's back.
+// Arenas that outlived a dead context in an earlier test may hold them too; nobody reads those.
 void damage(const std::vector<unsigned char>& data, std::size_t offset) {
   std::vector<unsigned char*> places;
   const std::size_t from = offset < 32 ? 0 : offset - 32;
@@ -50,8 +51,8 @@ void damage(const std::vector<unsigned char>& data, std::size_t offset) {
          at = std::search(at + 1, end, first, first + 64))
       places.push_back(at);
   });
-  REQUIRE(places.size() == 1);
-  places[0][offset - from] ^= 0x10;
+  REQUIRE(!places.empty());
+  for (unsigned char* const place : places) place[offset - from] ^= 0x10;
 }
 
 struct Scene {
