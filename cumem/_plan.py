@@ -15,6 +15,8 @@ from cumem.options import CleanCheck, OnSleep
 
 Range = tuple[int, int]  # address, bytes
 
+_DIGEST_ALIGNMENT = 16
+
 
 class Decision(NamedTuple):
     """One segment that goes to sleep.
@@ -72,16 +74,12 @@ def decide(runtime: Runtime, request: Request) -> list[Decision]:
         if policy is OnSleep.KEEP:
             continue
         segment = None if owner.graph else segments.get(info.address)
-        blocks = _live_ranges(info, segment)
-        backup = merged(blocks if policy is OnSleep.OFFLOAD else _meeting(blocks, kept))
+        blocks: list[Range] = [*_snapshot.live_in(info, segment)]
+        meeting = _meeting(blocks, kept) if info.owner.pool else _parts_of(blocks, kept)
+        backup = merged(blocks if policy is OnSleep.OFFLOAD else meeting)
         unchanged = _unchanged(info, segment, clean)
         decisions.append(Decision(info, backup, _total(backup), _total(blocks), unchanged))
     return decisions
-
-
-def _live_ranges(info: _C.SegmentInfo, segment: _snapshot.Segment | None) -> list[Range]:
-    """Live ranges of a segment: all of it where torch cannot say, or must not be asked."""
-    return [(info.address, info.bytes)] if segment is None else list(segment.live())
 
 
 def _unchanged(
@@ -109,6 +107,21 @@ def _meeting(blocks: list[Range], kept: list[Range]) -> list[Range]:
         for at, size in blocks
         if any(start < at + size and at < start + length for start, length in kept)
     ]
+
+
+def _parts_of(blocks: list[Range], kept: list[Range]) -> list[Range]:
+    """What is kept of the blocks of a segment of cumem's own, which hold many tensors each.
+
+    Widened to where digests can start.
+    """
+    parts = []
+    for at, size in blocks:
+        for start, length in kept:
+            first = max(at, start // _DIGEST_ALIGNMENT * _DIGEST_ALIGNMENT)
+            last = min(at + size, start + length)
+            if first < last:
+                parts.append((first, last - first))
+    return parts
 
 
 def merged(ranges: Iterable[Range]) -> list[Range]:

@@ -40,6 +40,15 @@ class Segment:
         return live
 
 
+def live_in(info: _C.SegmentInfo, segment: Segment | None) -> list[Block]:
+    """Live blocks of one of our segments, of which torch says ``segment``.
+
+    Where torch cannot say, all of it but what the granularity added: it is cumem's own,
+    or torch must not be asked.
+    """
+    return [Block(info.address, info.asked_bytes)] if segment is None else segment.live()
+
+
 def _is_live(block: dict[str, Any]) -> bool:
     return block["state"] in _LIVE
 

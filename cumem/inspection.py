@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -115,9 +115,10 @@ def _check(module: torch.nn.Module, tag: str) -> None:
 
 
 def _live(runtime: Runtime, tag: str) -> list[_snapshot.Block]:
-    own = {info.address for info in runtime.allocator.segments() if info.owner.tag == tag}
-    segments = [segment for segment in _snapshot.take(runtime) if segment.address in own]
-    return [block for segment in segments for block in segment.live()]
+    segments = {segment.address: segment for segment in _snapshot.take(runtime)}
+    own = [info for info in runtime.allocator.segments() if info.owner.tag == tag]
+    blocks = [_snapshot.live_in(info, segments.get(info.address)) for info in own]
+    return [block for some in blocks for block in some]
 
 
 def _holds_any(block: _snapshot.Block, addresses: list[int]) -> bool:
@@ -129,8 +130,13 @@ def _holds_any(block: _snapshot.Block, addresses: list[int]) -> bool:
 def _holders(blocks: list[_snapshot.Block]) -> dict[int, list[torch.Tensor]]:
     """Python tensors by the block that holds their storage."""
     found: dict[int, list[torch.Tensor]] = {}
-    starts = {block.address for block in blocks}
+    ordered = sorted(blocks)
+    starts = [block.address for block in ordered]
     for thing in gc.get_objects():
-        if issubclass(type(thing), torch.Tensor) and (address := _place(thing)[0]) in starts:
-            found.setdefault(address, []).append(thing)
+        if not issubclass(type(thing), torch.Tensor):
+            continue
+        address, size = _place(thing)
+        at = bisect_right(starts, address) - 1
+        if size and at >= 0 and address < starts[at] + ordered[at].bytes:
+            found.setdefault(starts[at], []).append(thing)
     return found

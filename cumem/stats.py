@@ -179,7 +179,7 @@ def _collect(runtime: Runtime) -> Stats:
 def _tag_stats(
     infos: list[_C.SegmentInfo], snapshot: list[_snapshot.Segment]
 ) -> Iterable[TagStats]:
-    live = {segment.address: sum(block.bytes for block in segment.live()) for segment in snapshot}
+    segments = {segment.address: segment for segment in snapshot}
     for tag in sorted(_registry.known_tags()):
         own = [info for info in infos if info.owner.tag == tag]
         yield TagStats(
@@ -188,10 +188,14 @@ def _tag_stats(
             segment_bytes=sum(info.bytes for info in own),
             mapped_bytes=sum(info.mapped_bytes for info in own),
             asleep_bytes=sum(info.bytes - info.mapped_bytes for info in own),
-            live_bytes=sum(live.get(info.address, info.bytes) for info in own),
+            live_bytes=sum(_live_bytes(info, segments.get(info.address)) for info in own),
             backup_bytes=sum(info.backup_bytes for info in own),
             epoch=_registry.tag_state(tag).epoch,
         )
+
+
+def _live_bytes(info: _C.SegmentInfo, segment: _snapshot.Segment | None) -> int:
+    return sum(block.bytes for block in _snapshot.live_in(info, segment))
 
 
 def _device_stats(runtime: Runtime, infos: list[_C.SegmentInfo]) -> Iterable[DeviceStats]:

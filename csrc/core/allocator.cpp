@@ -83,6 +83,7 @@ Status Allocator::malloc(std::size_t bytes, int ordinal, CUstream stream, Owner 
     return status;
   }
   segment->owner = std::move(owner);
+  segment->asked_bytes = bytes;
   out = segment->address();
   publish(std::move(segment));
   return {};

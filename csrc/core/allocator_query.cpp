@@ -12,6 +12,7 @@ SegmentInfo describe(const Segment& segment) {
   SegmentInfo info;
   info.address = segment.address();
   info.bytes = segment.bytes();
+  info.asked_bytes = segment.asked_bytes;
   info.backup_bytes = total_bytes(segment.backup.ranges);
   info.device = segment.device().ordinal();
   info.state = segment.state;

@@ -93,6 +93,7 @@ struct SwitchResult {
 struct SegmentInfo {
   CUdeviceptr address = 0;
   std::size_t bytes = 0;
+  std::size_t asked_bytes = 0;  // what malloc was asked for: the rest is padding
   std::size_t mapped_bytes = 0;
   std::size_t mapped_chunks = 0;
   std::size_t handles = 0;  // chunks with physical memory, mapped or not

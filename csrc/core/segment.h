@@ -92,9 +92,10 @@ class Segment {
   Owner owner;
   SegmentState state = SegmentState::awake;
   Backup backup;
-  std::uint64_t serial = 0;    // order of allocation
-  bool in_transition = false;  // a sleep or wake is working on it, without the mutex
-  bool doomed = false;         // freed meanwhile: goes when the transition ends
+  std::size_t asked_bytes = 0;  // of bytes(), what malloc was asked for
+  std::uint64_t serial = 0;     // order of allocation
+  bool in_transition = false;   // a sleep or wake is working on it, without the mutex
+  bool doomed = false;          // freed meanwhile: goes when the transition ends
 
  private:
   struct Chunk {

@@ -10,6 +10,7 @@
 
 #include "core/allocator.h"
 #include "core/host_piece.h"
+#include "python/memory.h"
 #include "python/reports.h"
 #include "python/status_error.h"
 #include "torch/plugin.h"
@@ -252,5 +253,6 @@ PYBIND11_MODULE(_C, m, py::mod_gil_not_used()) {
   cumem::bind_reports(m);
   cumem::bind_progress(m);
   cumem::bind_allocator(m);
+  cumem::bind_memory(m);
   cumem::bind_plugin(m);
 }

@@ -60,6 +60,7 @@ void bind_reports(py::module_& m) {
   py::class_<SegmentInfo>(m, "SegmentInfo")
       .def_readonly("address", &SegmentInfo::address)
       .def_readonly("bytes", &SegmentInfo::bytes)
+      .def_readonly("asked_bytes", &SegmentInfo::asked_bytes)
       .def_readonly("mapped_bytes", &SegmentInfo::mapped_bytes)
       .def_readonly("mapped_chunks", &SegmentInfo::mapped_chunks)
       .def_readonly("handles", &SegmentInfo::handles)

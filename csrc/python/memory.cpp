@@ -1,0 +1,78 @@
+#include "python/memory.h"
+
+#include <optional>
+#include <utility>
+
+#include "python/status_error.h"
+#include "torch/plugin.h"
+
+namespace py = pybind11;
+
+namespace cumem {
+namespace {
+
+struct MemoryView {
+  std::shared_ptr<Memory> memory;
+  CUdeviceptr address = 0;
+  std::size_t bytes = 0;
+};
+
+MemoryView view_of(std::shared_ptr<Memory> memory, std::size_t offset, std::size_t bytes) {
+  if (offset > memory->bytes() || bytes > memory->bytes() - offset)
+    throw py::value_error("a view must lie in its memory");
+  const CUdeviceptr address = memory->address() + offset;
+  return {std::move(memory), address, bytes};
+}
+
+// Host memory, as the emulator's is; of a GPU's memory torch asks the interface below.
+py::buffer_info host_buffer(const MemoryView& view) {
+  return py::buffer_info(reinterpret_cast<unsigned char*>(view.address),
+                         static_cast<py::ssize_t>(view.bytes));
+}
+
+py::dict cuda_array_interface(const MemoryView& view) {
+  py::dict interface;
+  interface["shape"] = py::make_tuple(view.bytes);
+  interface["typestr"] = "|u1";
+  interface["data"] = py::make_tuple(view.address, false);
+  interface["version"] = 2;
+  return interface;
+}
+
+std::shared_ptr<Memory> allocate(std::shared_ptr<Allocator> allocator, std::size_t bytes,
+                                 int ordinal, std::uintptr_t stream, const Owner& owner) {
+  refuse_child();
+  CUdeviceptr address = 0;
+  Status status =
+      allocator->malloc(bytes, ordinal, reinterpret_cast<CUstream>(stream), owner, address);
+  Device* device = nullptr;
+  std::size_t total = 0;
+  if (status.fault == Fault::device_memory && allocator->device(ordinal, &device).ok())
+    (void)device->memory(status.free_bytes, total);
+  require(status, allocator->driver());
+  return std::make_shared<Memory>(std::move(allocator), address, bytes);
+}
+
+}  // namespace
+
+// Free may wait for the device, and the GIL is above every lock of ours.
+Memory::~Memory() {
+  if (plugin::forked()) return;
+  std::optional<py::gil_scoped_release> unlocked;
+  if (PyGILState_Check() != 0) unlocked.emplace();
+  allocator_->free(address_);
+}
+
+void bind_memory(py::module_& m) {
+  py::class_<MemoryView>(m, "MemoryView", py::buffer_protocol())
+      .def_buffer(&host_buffer)
+      .def_property_readonly("__cuda_array_interface__", &cuda_array_interface);
+  py::class_<Memory, std::shared_ptr<Memory>>(m, "Memory")
+      .def(py::init(&allocate), py::arg("allocator"), py::arg("bytes"), py::arg("device"),
+           py::arg("stream"), py::arg("owner"), py::call_guard<py::gil_scoped_release>())
+      .def_property_readonly("address", &Memory::address)
+      .def_property_readonly("bytes", &Memory::bytes)
+      .def("view", &view_of, py::arg("offset"), py::arg("bytes"));
+}
+
+}  // namespace cumem
