@@ -17,6 +17,7 @@ from cumem.errors import (
 from cumem.guarding import guard
 from cumem.hooks import HookHandle, SegmentRange, on_after_map, on_before_unmap
 from cumem.inspection import LiveBlock, covered, is_mapped, tag_of, uncovered
+from cumem.loading import Loaded, load_into
 from cumem.memory import default_device, release_host_memory, trim
 from cumem.options import CleanCheck, OnSleep, Options
 from cumem.pool import Pool, graph_pool, use_memory_pool
@@ -40,6 +41,7 @@ __all__ = [
     "HostOutOfMemoryError",
     "IntegrityError",
     "LiveBlock",
+    "Loaded",
     "OnSleep",
     "Options",
     "Pool",
@@ -63,6 +65,7 @@ __all__ = [
     "is_mapped",
     "is_sleeping",
     "keep",
+    "load_into",
     "mark_clean",
     "mark_dirty",
     "on_after_map",
