@@ -19,6 +19,7 @@ from cumem.hooks import HookHandle, SegmentRange, on_after_map, on_before_unmap
 from cumem.inspection import LiveBlock, covered, is_mapped, tag_of, uncovered
 from cumem.loading import Loaded, load_into
 from cumem.memory import default_device, release_host_memory, trim
+from cumem.model_snapshot import Saved, restore_snapshot, save_snapshot
 from cumem.options import CleanCheck, OnSleep, Options
 from cumem.pool import Pool, graph_pool, use_memory_pool
 from cumem.preparing import Preparation, prepare
@@ -46,6 +47,7 @@ __all__ = [
     "Options",
     "Pool",
     "Preparation",
+    "Saved",
     "SegmentRange",
     "SleepPlan",
     "SleepReport",
@@ -73,6 +75,8 @@ __all__ = [
     "plan_sleep",
     "prepare",
     "release_host_memory",
+    "restore_snapshot",
+    "save_snapshot",
     "sleep",
     "sleeping_tags",
     "stats",

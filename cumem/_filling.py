@@ -6,6 +6,7 @@ Each byte of a file is read once, in order, and goes to every destination that w
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import pairwise
 
 import torch
@@ -16,6 +17,7 @@ from cumem._checkpoint import Checkpoint
 from cumem._declared import mark_dirty
 from cumem._destinations import Destination
 from cumem._dtypes import torch_shape
+from cumem._held import held, wait_for_devices
 from cumem._safetensors import Header, TensorEntry, fault
 from cumem._staging import Staging
 from cumem._tensor_file import TensorFile, dtype_of, opened
@@ -37,26 +39,35 @@ class _Progress:
         )
 
 
-def fill(checkpoint: Checkpoint, targets: Mapping[str, Sequence[Destination]]) -> None:
-    """Copies every tensor that has destinations; waits for the devices, before and after.
+def fill(
+    checkpoint: Checkpoint, targets: Mapping[str, Sequence[Destination]], operation: str
+) -> None:
+    """Copies every tensor that has destinations.
 
-    pre: everything fits and is awake.
+    pre: everything fits.
 
     Raises:
         CheckpointError: a file cannot be read; says what was written by then.
+        AsleepError, BusyError: as :func:`held`; nothing was written.
     """
-    views = [part.view for parts in targets.values() for part in parts]
+    views = {name: [part.view for part in parts] for name, parts in targets.items()}
     staging, progress = Staging(_runtime.current_options().staging_bytes), _Progress(len(targets))
-    wait_for_devices(views)
-    mark_dirty(views)
-    # Parameters made in inference mode may be written to only in inference mode.
-    with torch.inference_mode():
+    with held(views, operation), plain_tensors():
+        mark_dirty(list(views.values()))
         for file in checkpoint.files:
             with opened(file, progress.left) as source:
                 for entry in (file.tensors[name] for name in file.tensors if name in targets):
                     _fill_one(source, entry, targets[entry.name], staging)
                     progress.done += 1
-        wait_for_devices(views)
+        wait_for_devices([view for parts in views.values() for view in parts])
+
+
+@contextmanager
+def plain_tensors() -> Iterator[None]:
+    """Parameters are written to as the memory they are, whatever kind of parameter they are."""
+    # Those made in inference mode may be written to only in inference mode.
+    with torch.inference_mode(), torch._C.DisableTorchFunctionSubclass():
+        yield
 
 
 def _fill_one(
@@ -70,12 +81,6 @@ def _fill_one(
         read = source.read(entry, piece, staging)
         for view, (from_box, to_box) in met:
             staging.write(view[to_box], read[from_box])
-
-
-def wait_for_devices(tensors: Iterable[torch.Tensor]) -> None:
-    """Waits for all work on every GPU that one of these is on."""
-    for device in {tensor.device for tensor in tensors if tensor.device.type == "cuda"}:
-        torch.cuda.synchronize(device)
 
 
 def refuse_disagreeing_ties(checkpoint: Checkpoint, groups: Iterable[Sequence[str]]) -> None:

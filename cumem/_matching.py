@@ -12,16 +12,13 @@ from pathlib import Path
 
 import torch
 
-from cumem import inspection
 from cumem._boxes import shape_of
 from cumem._checkpoint import Checkpoint
 from cumem._coverage import Coverage, Place, Region, has_memory, place_of, storage_key
 from cumem._destinations import Destination, NameMap, answer_of
 from cumem._dtypes import torch_dtype, torch_shape
 from cumem._safetensors import TensorEntry, fault
-from cumem.errors import AsleepError
-
-_MOST_NAMES = 20  # of one kind in a message
+from cumem._text import some
 
 # Values of these can be converted into each other; other types must agree.
 _FLOATS = frozenset({torch.float64, torch.float32, torch.float16, torch.bfloat16})
@@ -57,17 +54,14 @@ class Match:
         self.misfits.setdefault(kind, []).append(text)
 
     def refuse(self, checkpoint: Checkpoint, module: torch.nn.Module, *, strict: bool) -> None:
-        """Raises what is wrong; unless strict, missing and unexpected names are not.
+        """Raises CheckpointError with all that is wrong.
 
-        Raises:
-            CheckpointError: it does not fit. AsleepError: memory is asleep.
+        Missing and unexpected names are wrong only when ``strict``.
         """
         faults = dict(self.misfits)
         if strict:
             faults = {"unexpected": self.unexpected, **faults, "missing": self.missing}
         refuse_faults(faults, checkpoint.path, module)
-        views = {name: [part.view for part in parts] for name, parts in self.targets.items()}
-        refuse_asleep(views, "load_into: {}. Nothing was loaded; wake them first.")
 
 
 def refuse_faults(faults: Mapping[str, list[str]], path: Path, module: torch.nn.Module) -> None:
@@ -75,17 +69,6 @@ def refuse_faults(faults: Mapping[str, list[str]], path: Path, module: torch.nn.
     parts = [f"{len(texts)} {kind}: {some(texts)}" for kind, texts in faults.items() if texts]
     if parts:
         raise fault(path, f"it does not fit this {type(module).__name__}; {'; '.join(parts)}")
-
-
-def refuse_asleep(tensors: dict[str, list[torch.Tensor]], message: str) -> None:
-    """Raises AsleepError that names all of what sleeps, in the place of ``{}``."""
-    asleep = [
-        name
-        for name, views in tensors.items()
-        if not all(inspection.is_mapped(view) for view in views)
-    ]
-    if asleep:
-        raise AsleepError(message.format(f"{len(asleep)} tensor(s) are asleep: {some(asleep)}"))
 
 
 def match(module: torch.nn.Module, checkpoint: Checkpoint, name_map: NameMap | None) -> Match:
@@ -191,9 +174,3 @@ def _misfit(entry: TensorEntry, part: Destination) -> tuple[str, str] | None:
     if not has_memory(view) and view.numel():
         return "without memory (meta, sparse or a wrapper)", entry.name
     return None
-
-
-def some(names: list[str]) -> str:
-    """The names, or the first of very many."""
-    rest = len(names) - _MOST_NAMES
-    return ", ".join(names[:_MOST_NAMES]) + (f" and {rest} more" if rest > 0 else "")

@@ -82,8 +82,9 @@ def load_into(
         CheckpointError: a faulty file, or names, shapes or types that do not fit, or
             memory that two tensors would fill; all of them are in the message. Nothing was
             written, unless the message says what was: a file that fails while it is read.
-        AsleepError: some memory of the module is asleep. TypeError: a wrong argument, or
-            an answer of the map that is none. Nothing was written.
+        AsleepError: some memory of the module is asleep. BusyError: a capture is under way.
+            TypeError: a wrong argument, or an answer of the map that is none. Nothing was
+            written.
     """
     if not isinstance(module, torch.nn.Module):
         raise TypeError(f"expected a module, not {type(module).__name__}")
@@ -91,7 +92,7 @@ def load_into(
     found = match(module, checkpoint, name_map)
     found.refuse(checkpoint, module, strict=strict)
     refuse_disagreeing_ties(checkpoint, found.ties.values())
-    fill(checkpoint, found.targets)
+    fill(checkpoint, found.targets, "load_into")
     return Loaded(
         tensors=len(found.targets),
         bytes=sum(checkpoint.tensors[name].bytes for name in found.targets),

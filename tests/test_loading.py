@@ -169,7 +169,7 @@ def test_sleeping_module_is_refused_and_is_filled_once_it_is_awake(tmp_path: Pat
         with cumem.use_memory_pool("weights"):
             module = nn.Linear(2, 1)
         cumem.sleep(level=2)
-        with pytest.raises(cumem.AsleepError, match=r"asleep: bias, weight\. Nothing was loaded"):
+        with pytest.raises(cumem.AsleepError, match=r"asleep: bias, weight\. Nothing was changed"):
             load_into(module, tmp_path)
         cumem.wake_up()
         load_into(module, tmp_path)
