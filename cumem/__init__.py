@@ -17,7 +17,9 @@ from cumem.errors import (
 from cumem.guarding import guard
 from cumem.hooks import HookHandle, SegmentRange, on_after_map, on_before_unmap
 from cumem.inspection import LiveBlock, covered, is_mapped, tag_of, uncovered
+from cumem.loading import Loaded, load_into
 from cumem.memory import default_device, release_host_memory, trim
+from cumem.model_snapshot import Saved, restore_snapshot, save_snapshot
 from cumem.options import CleanCheck, OnSleep, Options
 from cumem.pool import Pool, graph_pool, use_memory_pool
 from cumem.preparing import Preparation, prepare
@@ -40,10 +42,12 @@ __all__ = [
     "HostOutOfMemoryError",
     "IntegrityError",
     "LiveBlock",
+    "Loaded",
     "OnSleep",
     "Options",
     "Pool",
     "Preparation",
+    "Saved",
     "SegmentRange",
     "SleepPlan",
     "SleepReport",
@@ -63,6 +67,7 @@ __all__ = [
     "is_mapped",
     "is_sleeping",
     "keep",
+    "load_into",
     "mark_clean",
     "mark_dirty",
     "on_after_map",
@@ -70,6 +75,8 @@ __all__ = [
     "plan_sleep",
     "prepare",
     "release_host_memory",
+    "restore_snapshot",
+    "save_snapshot",
     "sleep",
     "sleeping_tags",
     "stats",

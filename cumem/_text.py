@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
+_MOST_NAMES = 20
 _UNITS = ("KiB", "MiB", "GiB", "TiB")
 
 
@@ -18,3 +19,9 @@ def size(count: int) -> str:
 def choices(names: Iterable[str]) -> str:
     """Sorted, quoted and separated by commas; ``none`` when there are none."""
     return ", ".join(repr(name) for name in sorted(names)) or "none"
+
+
+def some(names: Sequence[str]) -> str:
+    """The names, separated by commas; of very many the first, and how many more."""
+    rest = len(names) - _MOST_NAMES
+    return ", ".join(names[:_MOST_NAMES]) + (f" and {rest} more" if rest > 0 else "")

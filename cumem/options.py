@@ -64,6 +64,8 @@ class Options:
         clean_check: how a sleep finds out what has not changed: ``"digest"``,
             ``"never"`` or ``"declared"``.
         host_threads: threads that touch new host memory; 0: one per processor.
+        staging_bytes: the most that goes from a file to a module, or back, in one piece,
+            at least 4 KiB. Host memory of twice that is used meanwhile.
         warn_empty_scope: warn when a scope ends in which nothing was captured.
     """
 
@@ -73,6 +75,7 @@ class Options:
     retain_backup: bool = True
     clean_check: CleanCheck = CleanCheck.DIGEST
     host_threads: int = 0
+    staging_bytes: int = 32 * MIB
     warn_empty_scope: bool = True
 
     def __post_init__(self) -> None:
@@ -85,6 +88,8 @@ class Options:
             raise ValueError(f"host_limit_bytes must be positive, not {self.host_limit_bytes}")
         if self.host_threads < 0:
             raise ValueError(f"host_threads must not be negative, not {self.host_threads}")
+        if self.staging_bytes < 4096:
+            raise ValueError(f"staging_bytes must be at least 4096, not {self.staging_bytes}")
 
 
 def _clean_check(value: CleanCheck | str) -> CleanCheck:

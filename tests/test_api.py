@@ -38,6 +38,9 @@ SIGNATURES = {
     "trim": "(tag=None)",
     "default_device": "()",
     "release_host_memory": "()",
+    "save_snapshot": "(path, module, *, extra=None)",
+    "restore_snapshot": "(path, module, *, extra=None)",
+    "load_into": "(module, path_or_dir, *, name_map=None, strict=True)",
 }
 PUBLIC = sorted(name for name in cumem.__all__ if name != "__version__")
 FUNCTIONS = [name for name in PUBLIC if inspect.isfunction(getattr(cumem, name))]

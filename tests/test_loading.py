@@ -11,7 +11,7 @@ from test_safetensors import tensor, write
 from torch import nn
 
 import cumem
-from cumem.loading import load_weights
+from cumem.loading import load_into
 from cumem.testing import emulated_driver
 
 
@@ -41,7 +41,7 @@ def test_weights_are_copied_in_place_under_any_of_their_names(tmp_path: Path) ->
         module = Tied()
         address = module.head.weight.data_ptr()
         save_file({name: numbers(5, 3), "scale": torch.tensor(7.0)}, tmp_path / "model.safetensors")
-        loaded = load_weights(module, tmp_path)
+        loaded = load_into(module, tmp_path)
         assert (loaded.tensors, loaded.bytes, loaded.files) == (2, 64, 1)
         assert torch.equal(module.embedding.weight, numbers(5, 3))
         assert module.head.weight is module.embedding.weight
@@ -53,7 +53,7 @@ def test_buffer_outside_the_state_dict_is_filled_when_it_is_there(tmp_path: Path
     module = Tied()
     tensors = {"head.weight": numbers(5, 3), "scale": torch.tensor(7.0), "table": numbers(4)}
     save_file(tensors, tmp_path / "model.safetensors")
-    load_weights(module, tmp_path)
+    load_into(module, tmp_path)
     assert torch.equal(module.get_buffer("table"), numbers(4))
 
 
@@ -73,7 +73,7 @@ def test_everything_that_does_not_fit_is_said_at_once_and_nothing_is_written(
         tmp_path / "model.safetensors",
     )
     with pytest.raises(cumem.CheckpointError) as caught:
-        load_weights(module, tmp_path)
+        load_into(module, tmp_path)
     for part in (
         "does not fit this ModuleDict",
         "1 unexpected: extra",
@@ -88,7 +88,7 @@ def test_everything_that_does_not_fit_is_said_at_once_and_nothing_is_written(
 def test_message_about_very_many_names_stays_readable(tmp_path: Path) -> None:
     save_file({f"layer.{i}": numbers(1) for i in range(500)}, tmp_path / "model.safetensors")
     with pytest.raises(cumem.CheckpointError, match=r"500 unexpected: .* and 480 more"):
-        load_weights(nn.Linear(1, 1), tmp_path)
+        load_into(nn.Linear(1, 1), tmp_path)
 
 
 def test_tied_names_that_disagree_are_refused(tmp_path: Path) -> None:
@@ -99,11 +99,11 @@ def test_tied_names_that_disagree_are_refused(tmp_path: Path) -> None:
     save_file(
         {"embedding.weight": numbers(5, 3), "head.weight": numbers(5, 3), "scale": scale}, file
     )
-    load_weights(Tied(), file)
+    load_into(Tied(), file)
     changed = numbers(5, 3, start=2)
     save_file({"embedding.weight": numbers(5, 3), "head.weight": changed, "scale": scale}, file)
     with pytest.raises(cumem.CheckpointError, match=r"embedding\.weight and head\.weight are one"):
-        load_weights(module, file)
+        load_into(module, file)
     assert contents_of(module) == before
 
 
@@ -111,12 +111,14 @@ def test_names_are_mapped_and_left_out_as_asked(tmp_path: Path) -> None:
     save_file({"w": numbers(1, 2), "b": numbers(1), "old": numbers(9)}, tmp_path / "x.safetensors")
     names = {"w": "weight", "b": "bias"}
     module = nn.Linear(2, 1)
-    load_weights(module, tmp_path, name_map=names.get)
+    load_into(module, tmp_path, name_map=lambda name, source: names.get(name))
+    assert torch.equal(module.bias, numbers(1))
+    load_into(module, tmp_path, name_map={**names, "old": None})
     assert torch.equal(module.weight, numbers(1, 2))
-    with pytest.raises(cumem.CheckpointError, match="2 mapped twice: b and old to weight"):
-        load_weights(module, tmp_path, name_map=lambda name: "weight")
-    with pytest.raises(cumem.CheckpointError, match=r"1 unexpected: b \(as offset\)"):
-        load_weights(module, tmp_path, name_map={"w": "weight", "b": "offset"}.get)
+    with pytest.raises(cumem.CheckpointError, match="2 written twice: b and old to weight"):
+        load_into(module, tmp_path, name_map=lambda name, source: "weight")
+    with pytest.raises(cumem.CheckpointError, match=r"2 unexpected: b \(as offset\), old"):
+        load_into(module, tmp_path, name_map={"w": "weight", "b": "offset"})
 
 
 def test_float_types_are_converted_and_others_come_bit_for_bit(tmp_path: Path) -> None:
@@ -129,7 +131,7 @@ def test_float_types_are_converted_and_others_come_bit_for_bit(tmp_path: Path) -
     for name, value in values.items():
         module.register_buffer(name, torch.zeros_like(value))
     module.register_buffer("wide", torch.zeros(2, dtype=torch.bfloat16))
-    load_weights(module, tmp_path)
+    load_into(module, tmp_path)
     for name, value in values.items():
         assert torch.equal(module.get_buffer(name).view(torch.uint8), bits), (name, value.dtype)
     assert torch.equal(module.get_buffer("wide"), numbers(2).bfloat16())
@@ -138,11 +140,11 @@ def test_float_types_are_converted_and_others_come_bit_for_bit(tmp_path: Path) -
 def test_types_that_torch_does_not_have_and_packed_ones_are_told_apart(tmp_path: Path) -> None:
     module = nn.Module()
     module.register_buffer("a", torch.zeros(4, dtype=torch.uint8).view(torch.float4_e2m1fn_x2))
-    load_weights(module, write(tmp_path / "four", {"a": tensor(0, 4, "F4", [8])}, payload=4))
+    load_into(module, write(tmp_path / "four", {"a": tensor(0, 4, "F4", [8])}, payload=4))
     assert module.get_buffer("a").view(torch.uint8).tolist() == [0, 1, 2, 3]
     six = write(tmp_path / "six", {"a": tensor(0, 3, "F6_E2M3", [4])}, payload=3)
     with pytest.raises(cumem.CheckpointError, match=r"another type: a \(F6_E2M3 in the file"):
-        load_weights(module, six)
+        load_into(module, six)
 
 
 def test_module_without_memory_is_refused(tmp_path: Path) -> None:
@@ -150,14 +152,14 @@ def test_module_without_memory_is_refused(tmp_path: Path) -> None:
     with torch.device("meta"):
         module = nn.Linear(2, 1)
     with pytest.raises(cumem.CheckpointError, match=r"2 without memory .*: bias, weight"):
-        load_weights(module, tmp_path)
+        load_into(module, tmp_path)
 
 
 def test_parameters_made_in_inference_mode_are_filled(tmp_path: Path) -> None:
     save_file({"weight": numbers(1, 2), "bias": numbers(1)}, tmp_path / "x.safetensors")
     with torch.inference_mode():
         module = nn.Linear(2, 1)
-    load_weights(module, tmp_path)
+    load_into(module, tmp_path)
     assert torch.equal(module.weight, numbers(1, 2))
 
 
@@ -167,10 +169,10 @@ def test_sleeping_module_is_refused_and_is_filled_once_it_is_awake(tmp_path: Pat
         with cumem.use_memory_pool("weights"):
             module = nn.Linear(2, 1)
         cumem.sleep(level=2)
-        with pytest.raises(cumem.AsleepError, match=r"asleep: bias, weight\. Nothing was loaded"):
-            load_weights(module, tmp_path)
+        with pytest.raises(cumem.AsleepError, match=r"asleep: bias, weight\. Nothing was changed"):
+            load_into(module, tmp_path)
         cumem.wake_up()
-        load_weights(module, tmp_path)
+        load_into(module, tmp_path)
         assert torch.equal(module.weight, numbers(1, 2))
         assert cumem.covered(module) == []
         del module

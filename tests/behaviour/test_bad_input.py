@@ -54,6 +54,7 @@ VALUES: list[tuple[Callable[[], object], str]] = [
     (lambda: cumem.Options(host_limit_bytes=0), "0"),
     (lambda: cumem.Options(host_limit_bytes=-5), "-5"),
     (lambda: cumem.Options(host_threads=-1), "-1"),
+    (lambda: cumem.Options(staging_bytes=4095), "4095"),
     (lambda: cumem.OnSleep("drop"), "'drop'"),
 ]
 
@@ -108,6 +109,7 @@ TYPES: list[Callable[[], object]] = [
     lambda: cumem.Options(retain_backup="yes"),
     lambda: cumem.Options(warn_empty_scope=None),
     lambda: cumem.Options(host_threads=False),
+    lambda: cumem.Options(staging_bytes=1e6),
     lambda: cumem.Options(unknown=1),
 ]
 
