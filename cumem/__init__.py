@@ -4,6 +4,7 @@ from cumem._declared import mark_clean, mark_dirty
 from cumem._keep import keep
 from cumem._runtime import configure
 from cumem._version import __version__
+from cumem.answering import ReportServer, serve_reports
 from cumem.errors import (
     AsleepError,
     BusyError,
@@ -21,6 +22,7 @@ from cumem.memory import default_device, release_host_memory, trim
 from cumem.options import CleanCheck, OnSleep, Options
 from cumem.pool import Pool, graph_pool, use_memory_pool
 from cumem.preparing import Preparation, prepare
+from cumem.reporting import BlockReport, DeviceReport, MemoryReport, TagReport, report
 from cumem.reports import SleepPlan, SleepReport, SwitchReport, WakeReport
 from cumem.sleep import epoch, is_sleeping, plan_sleep, sleep, sleeping_tags, wake_up
 from cumem.stats import DeviceStats, Stats, TagStats, check, stats
@@ -29,26 +31,31 @@ from cumem.waking import WakeHandle, stream_wake
 
 __all__ = [
     "AsleepError",
+    "BlockReport",
     "BusyError",
     "CheckpointError",
     "CleanCheck",
     "CumemError",
     "DeviceOutOfMemoryError",
+    "DeviceReport",
     "DeviceStats",
     "DriverError",
     "HookHandle",
     "HostOutOfMemoryError",
     "IntegrityError",
     "LiveBlock",
+    "MemoryReport",
     "OnSleep",
     "Options",
     "Pool",
     "Preparation",
+    "ReportServer",
     "SegmentRange",
     "SleepPlan",
     "SleepReport",
     "Stats",
     "SwitchReport",
+    "TagReport",
     "TagStats",
     "WakeHandle",
     "WakeReport",
@@ -70,6 +77,8 @@ __all__ = [
     "plan_sleep",
     "prepare",
     "release_host_memory",
+    "report",
+    "serve_reports",
     "sleep",
     "sleeping_tags",
     "stats",

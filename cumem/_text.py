@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 _UNITS = ("KiB", "MiB", "GiB", "TiB")
 
@@ -15,6 +15,27 @@ def size(count: int) -> str:
     return f"{count / 1024**power:.1f} {_UNITS[power - 1]}"
 
 
+def amount(count: int | None) -> str:
+    """As :func:`size`, where the count may not be known."""
+    return "not told" if count is None else size(count)
+
+
 def choices(names: Iterable[str]) -> str:
     """Sorted, quoted and separated by commas; ``none`` when there are none."""
     return ", ".join(repr(name) for name in sorted(names)) or "none"
+
+
+def table(rows: Sequence[Sequence[str]], *, markdown: bool = False) -> str:
+    """Rows of equal length under their first one; the first column to the left, others right."""
+    widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
+    lines = [_aligned(row, widths) for row in rows]
+    if not markdown:
+        return "\n".join("  ".join(line).rstrip() for line in lines)
+    rule = ["-" * width if at == 0 else "-" * (width - 1) + ":" for at, width in enumerate(widths)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in (lines[0], rule, *lines[1:]))
+
+
+def _aligned(row: Sequence[str], widths: Sequence[int]) -> list[str]:
+    first, *others = row
+    numbers = [cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True)]
+    return [first.ljust(widths[0]), *numbers]
