@@ -16,7 +16,7 @@ from cumem.errors import (
     IntegrityError,
 )
 from cumem.guarding import guard
-from cumem.hooks import HookHandle, SegmentRange, on_after_map, on_before_unmap
+from cumem.hooks import HookHandle, SegmentRange, on_after_map, on_after_unmap, on_before_unmap
 from cumem.inspection import LiveBlock, covered, is_mapped, tag_of, uncovered
 from cumem.memory import default_device, release_host_memory, trim
 from cumem.options import CleanCheck, OnSleep, Options
@@ -27,6 +27,7 @@ from cumem.reports import SleepPlan, SleepReport, SwitchReport, WakeReport
 from cumem.sleep import epoch, is_sleeping, plan_sleep, sleep, sleeping_tags, wake_up
 from cumem.stats import DeviceStats, Stats, TagStats, check, stats
 from cumem.switching import switch
+from cumem.timeline import Mark, TagMark, Timeline
 from cumem.waking import WakeHandle, stream_wake
 
 __all__ = [
@@ -44,6 +45,7 @@ __all__ = [
     "HostOutOfMemoryError",
     "IntegrityError",
     "LiveBlock",
+    "Mark",
     "MemoryReport",
     "OnSleep",
     "Options",
@@ -55,8 +57,10 @@ __all__ = [
     "SleepReport",
     "Stats",
     "SwitchReport",
+    "TagMark",
     "TagReport",
     "TagStats",
+    "Timeline",
     "WakeHandle",
     "WakeReport",
     "__version__",
@@ -73,6 +77,7 @@ __all__ = [
     "mark_clean",
     "mark_dirty",
     "on_after_map",
+    "on_after_unmap",
     "on_before_unmap",
     "plan_sleep",
     "prepare",

@@ -14,11 +14,12 @@ import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from cumem import _info, _report_command, _runtime, demo, options
+from cumem import _info, _report_command, _runtime, _timeline_command, demo, options
 from cumem._demo_subject import DemoError
 from cumem._runtime import Runtime
 from cumem._version import __version__
@@ -56,6 +57,14 @@ def _parser() -> argparse.ArgumentParser:
         description="Builds a model in a pool, runs it, puts it to sleep, wakes it and runs it "
         "again. Exit status 0 says that every pointer and every bit was the same.",
     )
+    _add_subject(shown)
+    commands.add_parser("info", help="what this machine supports, and why not")
+    _add_report(commands)
+    _add_timeline(commands)
+    return parser
+
+
+def _add_subject(shown: argparse.ArgumentParser) -> None:
     kind = shown.add_mutually_exclusive_group()
     kind.add_argument(
         "--model",
@@ -69,9 +78,6 @@ def _parser() -> argparse.ArgumentParser:
         type=_size,
         help="weights of the demo's own model, such as 64MiB (default: what suits the device)",
     )
-    commands.add_parser("info", help="what this machine supports, and why not")
-    _add_report(commands)
-    return parser
 
 
 def _add_report(commands: Any) -> None:
@@ -83,6 +89,18 @@ def _add_report(commands: Any) -> None:
     )
     shown.add_argument("--pid", type=int, help="one process (default: all that answer)")
     shown.add_argument("--json", action="store_true", help="for programs")
+
+
+def _add_timeline(commands: Any) -> None:
+    shown = commands.add_parser(
+        "timeline",
+        help="how memory changes while a model is built, loaded, put to sleep and woken",
+        description="Builds a model in a pool as the demo does, and shows memory at each step.",
+    )
+    _add_subject(shown)
+    shown.add_argument("--json", metavar="FILE", help="write all of it as JSON")
+    shown.add_argument("--plot", metavar="FILE", help="draw it; needs matplotlib")
+    shown.add_argument("--markdown", action="store_true", help="print the table as Markdown")
 
 
 def _size(text: str) -> int:
@@ -103,6 +121,22 @@ class _Choice:
 
 
 def _demo(chosen: argparse.Namespace) -> int:
+    _say_when_emulated()
+    return demo.run(chosen.model, chosen.size, _say)
+
+
+def _show_timeline(chosen: argparse.Namespace) -> int:
+    _say_when_emulated()
+    timeline = _timeline_command.record(chosen.model, chosen.size)
+    _say(timeline.to_markdown() if chosen.markdown else str(timeline))
+    if chosen.json is not None:
+        Path(chosen.json).write_text(timeline.to_json())
+    if chosen.plot is not None:
+        timeline.plot(chosen.plot)
+    return 0
+
+
+def _say_when_emulated() -> None:
     choice = _choose()
     if choice.runtime.emulated:
         short = choice.why.partition(":")[0]
@@ -110,7 +144,6 @@ def _demo(chosen: argparse.Namespace) -> int:
             f"This runs on the emulated driver, because {short}: host memory plays the part of "
             "GPU memory, and no time is a performance figure."
         )
-    return demo.run(chosen.model, chosen.size, _say)
 
 
 def _show_report(chosen: argparse.Namespace) -> int:
@@ -143,7 +176,12 @@ def _choose() -> _Choice:
     return _Choice(_runtime.current(), f"no GPU can be used here: {reason}")
 
 
-_COMMANDS = {"demo": _demo, "info": _show_info, "report": _show_report}
+_COMMANDS = {
+    "demo": _demo,
+    "info": _show_info,
+    "report": _show_report,
+    "timeline": _show_timeline,
+}
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -27,6 +27,8 @@ def choices(names: Iterable[str]) -> str:
 
 def table(rows: Sequence[Sequence[str]], *, markdown: bool = False) -> str:
     """Rows of equal length under their first one; the first column to the left, others right."""
+    if markdown:
+        rows = [[cell.replace("|", "\\|") for cell in row] for row in rows]
     widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
     lines = [_aligned(row, widths) for row in rows]
     if not markdown:
