@@ -4,6 +4,7 @@ from cumem._declared import mark_clean, mark_dirty
 from cumem._keep import keep
 from cumem._runtime import configure
 from cumem._version import __version__
+from cumem.answering import ReportServer, serve_reports
 from cumem.errors import (
     AsleepError,
     BusyError,
@@ -15,7 +16,7 @@ from cumem.errors import (
     IntegrityError,
 )
 from cumem.guarding import guard
-from cumem.hooks import HookHandle, SegmentRange, on_after_map, on_before_unmap
+from cumem.hooks import HookHandle, SegmentRange, on_after_map, on_after_unmap, on_before_unmap
 from cumem.inspection import LiveBlock, covered, is_mapped, tag_of, uncovered
 from cumem.loading import Loaded, load_into
 from cumem.memory import default_device, release_host_memory, trim
@@ -23,19 +24,23 @@ from cumem.model_snapshot import Saved, restore_snapshot, save_snapshot
 from cumem.options import CleanCheck, OnSleep, Options
 from cumem.pool import Pool, graph_pool, use_memory_pool
 from cumem.preparing import Preparation, prepare
+from cumem.reporting import BlockReport, DeviceReport, MemoryReport, TagReport, report
 from cumem.reports import SleepPlan, SleepReport, SwitchReport, WakeReport
 from cumem.sleep import epoch, is_sleeping, plan_sleep, sleep, sleeping_tags, wake_up
 from cumem.stats import DeviceStats, Stats, TagStats, check, stats
 from cumem.switching import switch
+from cumem.timeline import Mark, TagMark, Timeline
 from cumem.waking import WakeHandle, stream_wake
 
 __all__ = [
     "AsleepError",
+    "BlockReport",
     "BusyError",
     "CheckpointError",
     "CleanCheck",
     "CumemError",
     "DeviceOutOfMemoryError",
+    "DeviceReport",
     "DeviceStats",
     "DriverError",
     "HookHandle",
@@ -43,17 +48,23 @@ __all__ = [
     "IntegrityError",
     "LiveBlock",
     "Loaded",
+    "Mark",
+    "MemoryReport",
     "OnSleep",
     "Options",
     "Pool",
     "Preparation",
+    "ReportServer",
     "Saved",
     "SegmentRange",
     "SleepPlan",
     "SleepReport",
     "Stats",
     "SwitchReport",
+    "TagMark",
+    "TagReport",
     "TagStats",
+    "Timeline",
     "WakeHandle",
     "WakeReport",
     "__version__",
@@ -71,12 +82,15 @@ __all__ = [
     "mark_clean",
     "mark_dirty",
     "on_after_map",
+    "on_after_unmap",
     "on_before_unmap",
     "plan_sleep",
     "prepare",
     "release_host_memory",
+    "report",
     "restore_snapshot",
     "save_snapshot",
+    "serve_reports",
     "sleep",
     "sleeping_tags",
     "stats",

@@ -1,4 +1,4 @@
-"""The command line: ``python -m cumem demo`` and ``python -m cumem info``.
+"""The command line: ``python -m cumem demo``, ``info``, ``report`` and ``timeline``.
 
 Exit status: 0 when all went well, 1 when something failed, 2 for wrong arguments.
 The library never falls back to the emulator; the command line does where no GPU can be
@@ -14,10 +14,12 @@ import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import torch
 
-from cumem import _info, _runtime, demo, options
+from cumem import _info, _report_command, _runtime, _timeline_command, demo, options
 from cumem._demo_subject import DemoError
 from cumem._runtime import Runtime
 from cumem._version import __version__
@@ -33,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command; returns the exit status."""
     chosen = _parser().parse_args(arguments)
     try:
-        return _demo(chosen) if chosen.command == "demo" else _show_info()
+        return _COMMANDS[chosen.command](chosen)
     except BrokenPipeError:  # whoever read the output has enough, also of what is still buffered
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
@@ -48,13 +50,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m cumem", description="GPU memory that sleeps")
     parser.add_argument("--version", action="version", version=f"cumem {__version__}")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="{demo,info}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     shown = commands.add_parser(
         "demo",
         help="put a model to sleep, wake it, and compare every pointer and every bit",
         description="Builds a model in a pool, runs it, puts it to sleep, wakes it and runs it "
         "again. Exit status 0 says that every pointer and every bit was the same.",
     )
+    _add_subject(shown)
+    commands.add_parser("info", help="what this machine supports, and why not")
+    _add_report(commands)
+    _add_timeline(commands)
+    return parser
+
+
+def _add_subject(shown: argparse.ArgumentParser) -> None:
     kind = shown.add_mutually_exclusive_group()
     kind.add_argument(
         "--model",
@@ -68,8 +78,29 @@ def _parser() -> argparse.ArgumentParser:
         type=_size,
         help="weights of the demo's own model, such as 64MiB (default: what suits the device)",
     )
-    commands.add_parser("info", help="what this machine supports, and why not")
-    return parser
+
+
+def _add_report(commands: Any) -> None:
+    shown = commands.add_parser(
+        "report",
+        help="where the memory of running processes is",
+        description="Shows cumem.report() of the processes of this user that called "
+        "cumem.serve_reports(). Of any other process only its device memory can be known.",
+    )
+    shown.add_argument("--pid", type=int, help="one process (default: all that answer)")
+    shown.add_argument("--json", action="store_true", help="for programs")
+
+
+def _add_timeline(commands: Any) -> None:
+    shown = commands.add_parser(
+        "timeline",
+        help="how memory changes while a model is built, loaded, put to sleep and woken",
+        description="Builds a model in a pool as the demo does, and shows memory at each step.",
+    )
+    _add_subject(shown)
+    shown.add_argument("--json", metavar="FILE", help="write all of it as JSON")
+    shown.add_argument("--plot", metavar="FILE", help="draw it; needs matplotlib")
+    shown.add_argument("--markdown", action="store_true", help="print the table as Markdown")
 
 
 def _size(text: str) -> int:
@@ -90,6 +121,22 @@ class _Choice:
 
 
 def _demo(chosen: argparse.Namespace) -> int:
+    _say_when_emulated()
+    return demo.run(chosen.model, chosen.size, _say)
+
+
+def _show_timeline(chosen: argparse.Namespace) -> int:
+    _say_when_emulated()
+    timeline = _timeline_command.record(chosen.model, chosen.size)
+    _say(timeline.to_markdown() if chosen.markdown else str(timeline))
+    if chosen.json is not None:
+        Path(chosen.json).write_text(timeline.to_json())
+    if chosen.plot is not None:
+        timeline.plot(chosen.plot)
+    return 0
+
+
+def _say_when_emulated() -> None:
     choice = _choose()
     if choice.runtime.emulated:
         short = choice.why.partition(":")[0]
@@ -97,10 +144,15 @@ def _demo(chosen: argparse.Namespace) -> int:
             f"This runs on the emulated driver, because {short}: host memory plays the part of "
             "GPU memory, and no time is a performance figure."
         )
-    return demo.run(chosen.model, chosen.size, _say)
 
 
-def _show_info() -> int:
+def _show_report(chosen: argparse.Namespace) -> int:
+    for line in _report_command.lines(chosen.pid, as_json=chosen.json):
+        _say(line)
+    return 0
+
+
+def _show_info(_: argparse.Namespace) -> int:
     choice = _choose()
     for line in _info.lines(choice.runtime, choice.why):
         _say(line)
@@ -123,6 +175,13 @@ def _choose() -> _Choice:
     options.choose_emulator()
     return _Choice(_runtime.current(), f"no GPU can be used here: {reason}")
 
+
+_COMMANDS = {
+    "demo": _demo,
+    "info": _show_info,
+    "report": _show_report,
+    "timeline": _show_timeline,
+}
 
 if __name__ == "__main__":
     sys.exit(main())

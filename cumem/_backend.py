@@ -75,3 +75,11 @@ class Backend(Protocol):
     def reserved_bytes(self, device: int) -> int:
         """Bytes that torch counts as reserved on ``device``, asleep or not."""
         ...
+
+    def allocated_bytes(self, device: int) -> int:
+        """Bytes that torch counts as handed out to tensors on ``device``, asleep or not."""
+        ...
+
+    def device_uuid(self, device: int) -> str | None:
+        """What the driver's own tools call the device: ``GPU-...``; None where it has no name."""
+        ...

@@ -88,3 +88,11 @@ class EmulatedBackend:
         return sum(
             segment["total_size"] for segment in self.snapshot() if segment["device"] == device
         )
+
+    def allocated_bytes(self, device: int) -> int:
+        return sum(
+            segment["allocated_size"] for segment in self.snapshot() if segment["device"] == device
+        )
+
+    def device_uuid(self, device: int) -> str | None:
+        return None

@@ -18,6 +18,19 @@ class Block(NamedTuple):
     bytes: int
 
 
+class Details(NamedTuple):
+    """What torch tells of a live block beside its place.
+
+    Attributes:
+        requested: bytes that were asked for.
+        stack: where it was asked for, innermost call first; empty unless torch records history.
+    """
+
+    block: Block
+    requested: int
+    stack: tuple[str, ...]
+
+
 class Segment:
     """One of torch's segments. Its blocks are looked at only when they are asked for."""
 
@@ -39,6 +52,10 @@ class Segment:
         live.sort()
         return live
 
+    def details(self) -> list[Details]:
+        """Its live blocks with all that torch tells of them."""
+        return [_details(block) for block in self._raw["blocks"] if _is_live(block)]
+
 
 def live_in(info: _C.SegmentInfo, segment: Segment | None) -> list[Block]:
     """Live blocks of one of our segments, of which torch says ``segment``.
@@ -51,6 +68,12 @@ def live_in(info: _C.SegmentInfo, segment: Segment | None) -> list[Block]:
 
 def _is_live(block: dict[str, Any]) -> bool:
     return block["state"] in _LIVE
+
+
+def _details(block: dict[str, Any]) -> Details:
+    frames = block.get("frames", ())
+    stack = tuple(f"{frame['filename']}:{frame['line']} {frame['name']}" for frame in frames)
+    return Details(Block(block["address"], block["size"]), block["requested_size"], stack)
 
 
 def take(runtime: Runtime) -> list[Segment]:

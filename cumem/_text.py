@@ -16,6 +16,11 @@ def size(count: int) -> str:
     return f"{count / 1024**power:.1f} {_UNITS[power - 1]}"
 
 
+def amount(count: int | None) -> str:
+    """As :func:`size`, where the count may not be known."""
+    return "not told" if count is None else size(count)
+
+
 def choices(names: Iterable[str]) -> str:
     """Sorted, quoted and separated by commas; ``none`` when there are none."""
     return ", ".join(repr(name) for name in sorted(names)) or "none"
@@ -25,3 +30,21 @@ def some(names: Sequence[str]) -> str:
     """The names, separated by commas; of very many the first, and how many more."""
     rest = len(names) - _MOST_NAMES
     return ", ".join(names[:_MOST_NAMES]) + (f" and {rest} more" if rest > 0 else "")
+
+
+def table(rows: Sequence[Sequence[str]], *, markdown: bool = False) -> str:
+    """Rows of equal length under their first one; the first column to the left, others right."""
+    if markdown:
+        rows = [[cell.replace("|", "\\|") for cell in row] for row in rows]
+    widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
+    lines = [_aligned(row, widths) for row in rows]
+    if not markdown:
+        return "\n".join("  ".join(line).rstrip() for line in lines)
+    rule = ["-" * width if at == 0 else "-" * (width - 1) + ":" for at, width in enumerate(widths)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in (lines[0], rule, *lines[1:]))
+
+
+def _aligned(row: Sequence[str], widths: Sequence[int]) -> list[str]:
+    first, *others = row
+    numbers = [cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True)]
+    return [first.ljust(widths[0]), *numbers]

@@ -92,6 +92,12 @@ class CudaBackend:
     def reserved_bytes(self, device: int) -> int:
         return torch.cuda.memory_reserved(device)
 
+    def allocated_bytes(self, device: int) -> int:
+        return torch.cuda.memory_allocated(device)
+
+    def device_uuid(self, device: int) -> str | None:
+        return f"GPU-{torch.cuda.get_device_properties(device).uuid}"
+
 
 def _immortal(thing: object) -> None:
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))

@@ -129,6 +129,7 @@ def put_to_sleep(
             _tell_who_stayed(segments, infos)
         raise
     _book(runtime, decisions, set(result.segments))
+    _tell_who_went(decisions, result)
     return Slept(decisions, result)
 
 
@@ -209,7 +210,11 @@ def book_switch(
     """Books a switch that was carried out."""
     slept, woken = results
     _book(runtime, decisions, set(slept.segments))
-    return Slept(decisions, slept), _book_wake(job, set(woken.segments), woken)
+    try:
+        _tell_who_went(decisions, slept)
+    finally:
+        awoken = _book_wake(job, set(woken.segments), woken)
+    return Slept(decisions, slept), awoken
 
 
 def book_failed_switch(runtime: Runtime, decisions: list[Decision], job: WakeJob) -> None:
@@ -255,6 +260,11 @@ def clear_caches_when_short(
         wanted -= sum(info.mapped_bytes for info in leaving if info.device == device)
         if runtime.allocator.device_info(device).free_bytes < wanted:
             _snapshot.empty_cache(runtime)
+
+
+def _tell_who_went(decisions: list[Decision], result: _C.SleepResult) -> None:
+    went = set(result.segments)
+    hooks.run_after_unmap([item.info for item in decisions if item.info.address in went])
 
 
 def _tell_who_stayed(segments: list[_C.SegmentInfo], infos: list[_C.SegmentInfo]) -> None:

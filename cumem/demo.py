@@ -47,7 +47,7 @@ def run(model: str | None, size_bytes: int | None, say: Say) -> int:
     device = runtime.backend.current_device()
     with translated("demo", "Nothing was changed."):
         info = runtime.allocator.device_info(device)
-    subject = _subject(model, size_bytes, info, emulated=runtime.emulated)
+    subject = choose_subject(model, size_bytes, info, emulated=runtime.emulated)
     say(f"model:  {subject.title}, {size(subject.weight_bytes)}")
     say(
         f"device: {runtime.device_name(device)}, {info.name}, {size(info.free_bytes)} free "
@@ -57,9 +57,14 @@ def run(model: str | None, size_bytes: int | None, say: Say) -> int:
     return _Demo(subject, say).run()
 
 
-def _subject(
+def choose_subject(
     model: str | None, size_bytes: int | None, info: _C.DeviceInfo, *, emulated: bool
 ) -> Subject:
+    """The model of a folder, or one of our own of ``size_bytes``.
+
+    Raises:
+        DemoError: there is no such folder, or no room for the model.
+    """
     subject: Subject
     if model is not None:
         from cumem._demo_folder import FolderModel, find_folder

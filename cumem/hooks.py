@@ -36,6 +36,7 @@ Hook = Callable[[tuple[SegmentRange, ...]], object]
 
 _lock = threading.Lock()
 _before_unmap: list[Hook] = []
+_after_unmap: list[Hook] = []
 _after_map: list[Hook] = []
 
 
@@ -62,6 +63,17 @@ def on_before_unmap(hook: Hook) -> HookHandle:
     return _add(_before_unmap, hook)
 
 
+def on_after_unmap(hook: Hook) -> HookHandle:
+    """Calls ``hook(segments)`` after every sleep, when the memory has gone back.
+
+    Once per sleep that has put something to sleep, in order of registration. If a hook
+    raises, the others are still called, the memory is asleep as it was to be, and the
+    sleep raises :class:`CumemError`. A hook must not touch that memory, nor call sleep
+    or wake_up.
+    """
+    return _add(_after_unmap, hook)
+
+
 def on_after_map(hook: Hook) -> HookHandle:
     """Calls ``hook(segments)`` after every wake, when contents are valid again.
 
@@ -84,16 +96,26 @@ def run_before_unmap(segments: Sequence[_C.SegmentInfo]) -> None:
             raise _failed("on_before_unmap", hook, "Nothing was put to sleep.") from error
 
 
+def run_after_unmap(segments: Sequence[_C.SegmentInfo]) -> None:
+    """Calls all hooks, then raises the first exception as a CumemError."""
+    _run_all("on_after_unmap", _after_unmap, segments, "The memory is asleep.")
+
+
 def run_after_map(segments: Sequence[_C.SegmentInfo]) -> None:
     """Calls all hooks, then raises the first exception as a CumemError."""
-    registered = _registered(_after_map)
+    left = "The memory is awake and its contents valid."
+    _run_all("on_after_map", _after_map, segments, left)
+
+
+def _run_all(kind: str, hooks: list[Hook], segments: Sequence[_C.SegmentInfo], left: str) -> None:
+    registered = _registered(hooks) if segments else []
     ranges = _ranges(segments) if registered else ()
     first: CumemError | None = None
     for hook in registered:
         try:
             hook(ranges)
         except Exception as error:  # noqa: BLE001 - collected: the other hooks must run
-            failed = _failed("on_after_map", hook, "The memory is awake and its contents valid.")
+            failed = _failed(kind, hook, left)
             failed.__cause__ = error
             first = first or failed
     if first is not None:

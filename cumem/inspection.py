@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -78,9 +78,9 @@ def uncovered(module: torch.nn.Module, tag: str = "weights") -> list[LiveBlock]:
         return []
     used = sorted(_place(tensor)[0] for _, tensor in _named(module))
     blocks = [block for block in _live(runtime, tag) if not _holds_any(block, used)]
-    holders = _holders(blocks) if blocks else {}
+    held_by = holders(blocks) if blocks else {}
     return [
-        LiveBlock(block.address, block.bytes, tuple(holders.get(block.address, ())))
+        LiveBlock(block.address, block.bytes, tuple(held_by.get(block.address, ())))
         for block in blocks
     ]
 
@@ -127,7 +127,7 @@ def _holds_any(block: _snapshot.Block, addresses: list[int]) -> bool:
     return first < len(addresses) and addresses[first] < block.address + block.bytes
 
 
-def _holders(blocks: list[_snapshot.Block]) -> dict[int, list[torch.Tensor]]:
+def holders(blocks: Sequence[_snapshot.Block]) -> dict[int, list[torch.Tensor]]:
     """Python tensors by the block that holds their storage."""
     found: dict[int, list[torch.Tensor]] = {}
     ordered = sorted(blocks)

@@ -6,6 +6,7 @@ The only module that reads the environment.
 from __future__ import annotations
 
 import os
+import tempfile
 from dataclasses import dataclass, fields
 from enum import Enum
 from pathlib import Path
@@ -13,6 +14,8 @@ from pathlib import Path
 from cumem._text import choices
 
 MIB = 1 << 20
+
+_DISCARDED = ("kv_cache", "workspace")  # tags whose contents are not worth a copy
 
 
 class OnSleep(str, Enum):
@@ -30,7 +33,7 @@ class OnSleep(str, Enum):
             ValueError: an unknown name. TypeError: neither a policy nor a string.
         """
         if value is None:
-            return cls.DISCARD if tag == "kv_cache" else cls.OFFLOAD
+            return cls.DISCARD if tag in _DISCARDED else cls.OFFLOAD
         if not isinstance(value, str):
             raise TypeError(f"on_sleep must be an OnSleep or a string, not {type(value).__name__}")
         try:
@@ -141,6 +144,12 @@ def cache_folder() -> Path:
     """Where compiled kernels are kept: ``XDG_CACHE_HOME`` or ``~/.cache``."""
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "cumem"
+
+
+def runtime_folder() -> Path:
+    """Where sockets of this user's processes are: ``XDG_RUNTIME_DIR``, or temporary files."""
+    base = os.environ.get("XDG_RUNTIME_DIR")
+    return Path(base) / "cumem" if base else Path(tempfile.gettempdir()) / f"cumem-{os.getuid()}"
 
 
 def allocator_settings_in_environment() -> str:

@@ -201,7 +201,7 @@ def use_memory_pool(
         tag: the name of the memory, any non-empty string.
         on_sleep: what a sleep does with the contents: ``"offload"`` (they come
             back), ``"discard"`` (they are gone) or ``"keep"`` (they stay). Default:
-            discard for ``kv_cache``, offload for every other tag.
+            discard for ``kv_cache`` and ``workspace``, offload for every other tag.
         device: a device, its index, or None for the current one.
 
     Raises:

@@ -47,7 +47,8 @@ def sleep(
         HostOutOfMemoryError: no room for the backups.
         DriverError: the driver refused. After a refused unmap every segment is exactly
             awake or asleep with its backup, and the same call continues.
-        CumemError: an ``on_before_unmap`` hook raised.
+        CumemError: an ``on_before_unmap`` hook raised; or an ``on_after_unmap`` hook,
+            and everything is asleep as it was to be.
         In every other case nothing was changed.
     """
     tags, offload_tags = _listed(tags), _listed(offload_tags)

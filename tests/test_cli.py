@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -187,3 +189,31 @@ def test_info_says_what_a_device_does_not_offer(
     text = "\n".join(_info.lines(runtime, "a test says so"))
     assert shown in text
     assert missing in text
+
+
+# timeline
+
+
+def test_timeline_shows_each_step_in_every_form(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "steps.json"
+    with emulated_driver(capacity_bytes=256 << 20):
+        assert main(["timeline", "--size", "1MiB", "--markdown", "--json", str(file)]) == 0
+    steps = [
+        *("before constructor", "after constructor", "after checkpoint copy", "after post-load"),
+        *("asleep: weights", "awake: weights"),
+    ]
+    marks = json.loads(file.read_text())["marks"]
+    assert [mark["label"] for mark in marks] == steps
+    lines = capsys.readouterr().out.splitlines()
+    rows = [line for line in lines if line.startswith("| ")][2:]
+    assert [row.split("|")[1].strip() for row in rows] == steps
+    before, built, copied, finished, asleep, awake = marks
+    assert before["tracked_bytes"] == 0
+    assert built["tracked_bytes"] >= built["live_bytes"] > 0
+    assert [
+        (mark["live_bytes"], mark["tracked_bytes"]) for mark in (copied, finished, asleep, awake)
+    ] == [(built["live_bytes"], built["tracked_bytes"])] * 4
+    assert asleep["mapped_bytes"] == 0
+    assert awake["mapped_bytes"] == built["mapped_bytes"]

@@ -1,0 +1,162 @@
+"""How does one process ask another where its memory is?
+
+Only a process that agreed is asked: it listens on a socket of its user's, and writes
+its report to whoever connects. Nothing is read from the one who asks.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import logging
+import os
+import socket
+import stat
+import threading
+from pathlib import Path
+from typing import Any
+
+from cumem import options
+from cumem.errors import CumemError
+from cumem.reporting import report
+
+_log = logging.getLogger("cumem")
+_SUFFIX = ".sock"
+_SECONDS = 10.0  # that a connection may take
+
+
+class ReportServer:
+    """Answers ``python -m cumem report``; :func:`serve_reports` returns one.
+
+    Attributes:
+        path: the socket.
+    """
+
+    def __init__(self) -> None:
+        folder = _private_folder(make=True)
+        self.path = folder / f"{os.getpid()}{_SUFFIX}"
+        self._pid = os.getpid()
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            with contextlib.suppress(FileNotFoundError):  # left by a dead process of our number
+                self.path.unlink()
+            self._socket.bind(str(self.path))
+            self.path.chmod(0o600)
+            self._socket.listen()
+            # It never keeps the process from ending; close() has ended it before the
+            # interpreter goes, so that it cannot come back from the core after that.
+            self._thread = threading.Thread(target=self._run, name="cumem-report", daemon=True)
+            self._thread.start()
+        except BaseException:
+            self._socket.close()
+            raise
+        atexit.register(self.close)
+
+    def close(self) -> None:
+        """Stops answering; once or more often. In a forked child it only lets go."""
+        atexit.unregister(self.close)
+        if self._pid == os.getpid() and self._thread.is_alive():
+            self._socket.shutdown(socket.SHUT_RDWR)  # ends accept()
+            self._thread.join()
+            self.path.unlink(missing_ok=True)
+        self._socket.close()
+
+    def __enter__(self) -> ReportServer:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def _run(self) -> None:
+        while True:
+            try:
+                connection, _ = self._socket.accept()
+            except OSError:  # closed
+                return
+            with connection:
+                try:
+                    connection.settimeout(_SECONDS)
+                    connection.sendall(_answer())
+                except OSError as error:  # who asked is gone; the next one is answered
+                    _log.info("a report was not taken: %s", error)
+
+
+def serve_reports() -> ReportServer:
+    """Lets other processes of this user ask where this one's memory is.
+
+    ``python -m cumem report --pid PID`` then shows what :func:`report` says here. The
+    socket is in ``XDG_RUNTIME_DIR`` (or a folder among temporary files that only this
+    user can enter); it is gone when the process ends.
+
+    Returns:
+        The server; its ``close()`` stops it, and so does the end of a ``with`` block.
+
+    Raises:
+        CumemError: the folder is not this user's alone.
+        OSError: no socket can be made there.
+    """
+    return ReportServer()
+
+
+def pids() -> list[int]:
+    """Processes of this user that may answer.
+
+    Raises:
+        CumemError: the folder is not this user's alone.
+    """
+    folder = _private_folder(make=False)
+    found = folder.glob(f"*{_SUFFIX}") if folder.is_dir() else ()
+    return sorted(int(path.stem) for path in found if path.stem.isdecimal())
+
+
+def ask(pid: int) -> dict[str, Any] | None:
+    """What another process answers: ``{"text": ..., "report": {...}}``; None if it does not.
+
+    Raises:
+        CumemError: the folder is not this user's alone, or the process says what went wrong.
+        OSError: the connection broke.
+    """
+    path = _private_folder(make=False) / f"{pid}{_SUFFIX}"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connection.settimeout(_SECONDS)
+        try:
+            connection.connect(str(path))
+        except (FileNotFoundError, ConnectionRefusedError):  # a dead process leaves a socket
+            return None
+        with connection.makefile("rb") as stream:
+            answer: dict[str, Any] = json.load(stream)
+    if "error" in answer:
+        raise CumemError(f"process {pid}: {answer['error']}")
+    return answer
+
+
+def _answer() -> bytes:
+    try:
+        found = report()
+        answer = {"text": str(found), "report": found.as_dict()}
+    except CumemError as error:
+        answer = {"error": str(error)}
+    return json.dumps(answer).encode()
+
+
+def _private_folder(*, make: bool) -> Path:
+    """The folder of the sockets, which must be ours alone where it exists.
+
+    Raises:
+        CumemError: it is somebody else's, or others can enter it.
+    """
+    folder = options.runtime_folder()
+    if make:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    try:
+        found = folder.lstat()
+    except FileNotFoundError:
+        return folder
+    private = stat.S_ISDIR(found.st_mode) and not found.st_mode & 0o077
+    if not private or found.st_uid != os.getuid():
+        raise CumemError(
+            f"{folder} is not a folder of this user alone; nothing was opened. Remove it, or set "
+            "XDG_RUNTIME_DIR to a private folder"
+        )
+    return folder
