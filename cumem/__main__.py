@@ -1,4 +1,4 @@
-"""The command line: ``python -m cumem demo`` and ``python -m cumem info``.
+"""The command line: ``python -m cumem`` with ``demo``, ``info`` or ``serve``.
 
 Exit status: 0 when all went well, 1 when something failed, 2 for wrong arguments.
 The library never falls back to the emulator; the command line does where no GPU can be
@@ -22,6 +22,7 @@ from cumem._demo_subject import DemoError
 from cumem._runtime import Runtime
 from cumem._version import __version__
 from cumem.errors import CumemError, DriverError
+from cumem.serving import command
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)i?b?", re.IGNORECASE)
 _POWERS = ("", "k", "m", "g", "t")
@@ -33,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command; returns the exit status."""
     chosen = _parser().parse_args(arguments)
     try:
-        return _demo(chosen) if chosen.command == "demo" else _show_info()
+        return _COMMANDS[chosen.command](chosen)
     except BrokenPipeError:  # whoever read the output has enough, also of what is still buffered
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
@@ -48,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m cumem", description="GPU memory that sleeps")
     parser.add_argument("--version", action="version", version=f"cumem {__version__}")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="{demo,info}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="{demo,info,serve}")
     shown = commands.add_parser(
         "demo",
         help="put a model to sleep, wake it, and compare every pointer and every bit",
@@ -69,6 +70,7 @@ def _parser() -> argparse.ArgumentParser:
         help="weights of the demo's own model, such as 64MiB (default: what suits the device)",
     )
     commands.add_parser("info", help="what this machine supports, and why not")
+    command.add_parser(commands)
     return parser
 
 
@@ -90,6 +92,27 @@ class _Choice:
 
 
 def _demo(chosen: argparse.Namespace) -> int:
+    _choose_and_warn()
+    return demo.run(chosen.model, chosen.size, _say)
+
+
+def _serve(chosen: argparse.Namespace) -> int:
+    _choose_and_warn()
+    return command.run(chosen, _say)
+
+
+def _show_info(_chosen: argparse.Namespace) -> int:
+    choice = _choose()
+    for line in _info.lines(choice.runtime, choice.why):
+        _say(line)
+    return 0
+
+
+_COMMANDS = {"demo": _demo, "info": _show_info, "serve": _serve}
+
+
+def _choose_and_warn() -> None:
+    """What runs on the emulator is not to be taken for a measurement."""
     choice = _choose()
     if choice.runtime.emulated:
         short = choice.why.partition(":")[0]
@@ -97,14 +120,6 @@ def _demo(chosen: argparse.Namespace) -> int:
             f"This runs on the emulated driver, because {short}: host memory plays the part of "
             "GPU memory, and no time is a performance figure."
         )
-    return demo.run(chosen.model, chosen.size, _say)
-
-
-def _show_info() -> int:
-    choice = _choose()
-    for line in _info.lines(choice.runtime, choice.why):
-        _say(line)
-    return 0
 
 
 def _choose() -> _Choice:
