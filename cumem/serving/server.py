@@ -124,7 +124,7 @@ def _page(_request: Request) -> Response:
     """The page; nothing of another site may be in it, and it in no other's."""
     nonce = secrets.token_urlsafe(16)
     policy = (
-        f"default-src 'none'; connect-src 'self'; script-src 'nonce-{nonce}'; "
+        f"default-src 'none'; connect-src 'self'; img-src data:; script-src 'nonce-{nonce}'; "
         f"style-src 'nonce-{nonce}'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
     )
     headers = {"Content-Security-Policy": policy, "Cache-Control": "no-store"}
