@@ -1,4 +1,4 @@
-"""The command line: ``python -m cumem demo``, ``info``, ``report`` and ``timeline``.
+"""The command line: ``python -m cumem`` with ``demo``, ``info``, ``report``, ``timeline``, ``serve``.
 
 Exit status: 0 when all went well, 1 when something failed, 2 for wrong arguments.
 The library never falls back to the emulator; the command line does where no GPU can be
@@ -24,6 +24,7 @@ from cumem._demo_subject import DemoError
 from cumem._runtime import Runtime
 from cumem._version import __version__
 from cumem.errors import CumemError, DriverError
+from cumem.serving import command as serve_command
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)i?b?", re.IGNORECASE)
 _POWERS = ("", "k", "m", "g", "t")
@@ -61,6 +62,7 @@ def _parser() -> argparse.ArgumentParser:
     commands.add_parser("info", help="what this machine supports, and why not")
     _add_report(commands)
     _add_timeline(commands)
+    serve_command.add_parser(commands)
     return parser
 
 
@@ -136,7 +138,13 @@ def _show_timeline(chosen: argparse.Namespace) -> int:
     return 0
 
 
+def _serve(chosen: argparse.Namespace) -> int:
+    _say_when_emulated()
+    return serve_command.run(chosen, _say)
+
+
 def _say_when_emulated() -> None:
+    """What runs on the emulator is not to be taken for a measurement."""
     choice = _choose()
     if choice.runtime.emulated:
         short = choice.why.partition(":")[0]
@@ -180,6 +188,7 @@ _COMMANDS = {
     "demo": _demo,
     "info": _show_info,
     "report": _show_report,
+    "serve": _serve,
     "timeline": _show_timeline,
 }
 

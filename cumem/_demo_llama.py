@@ -108,10 +108,10 @@ class Attention(nn.Module):
     ) -> torch.Tensor:
         """Writes keys and values to the cache from position ``start`` on, then attends."""
         end = start + x.shape[1]
-        cache[0, :, :, start:end] = _rotate(self._heads(self.k_proj(x)), angles)
-        cache[1, :, :, start:end] = self._heads(self.v_proj(x))
+        cache[0, :, :, start:end] = rotate(self.heads(self.k_proj(x)), angles)
+        cache[1, :, :, start:end] = self.heads(self.v_proj(x))
         mixed = functional.scaled_dot_product_attention(
-            _rotate(self._heads(self.q_proj(x)), angles),
+            rotate(self.heads(self.q_proj(x)), angles),
             cache[0, :, :, :end],
             cache[1, :, :, :end],
             is_causal=start == 0,  # later steps have one token, which sees all before it
@@ -120,13 +120,13 @@ class Attention(nn.Module):
         merged: torch.Tensor = self.o_proj(mixed.transpose(1, 2).flatten(2))
         return merged
 
-    def _heads(self, x: torch.Tensor) -> torch.Tensor:
+    def heads(self, x: torch.Tensor) -> torch.Tensor:
         """[batch, tokens, width] to [batch, heads, tokens, head size]."""
         split: torch.Tensor = x.unflatten(-1, (-1, self.head_size)).transpose(1, 2)
         return split
 
 
-def _rotate(x: torch.Tensor, angles: torch.Tensor) -> torch.Tensor:
+def rotate(x: torch.Tensor, angles: torch.Tensor) -> torch.Tensor:
     """Rotary position embedding, in float32; ``angles`` is [tokens, head size / 2]."""
     left, right = x.float().chunk(2, dim=-1)
     cos, sin = angles.cos(), angles.sin()

@@ -1,0 +1,84 @@
+"""Which status and body does an HTTP client get?"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from enum import Enum
+from typing import Any
+
+from starlette.responses import JSONResponse
+
+from cumem.errors import (
+    AsleepError,
+    BusyError,
+    CumemError,
+    DeviceOutOfMemoryError,
+    HostOutOfMemoryError,
+)
+from cumem.serving.controller import SleepController
+from cumem.serving.errors import (
+    NotServingError,
+    RequestAbortedError,
+    TransitionCancelledError,
+    TransitionTimeoutError,
+)
+
+# The first that fits counts.
+_STATUSES: tuple[tuple[type[Exception], int], ...] = (
+    (NotServingError, 503),
+    (AsleepError, 503),
+    (RequestAbortedError, 503),
+    (BusyError, 409),
+    (TransitionCancelledError, 409),
+    (TransitionTimeoutError, 409),
+    (DeviceOutOfMemoryError, 507),
+    (HostOutOfMemoryError, 507),
+    (CumemError, 500),
+    (ValueError, 400),
+    (TypeError, 400),
+)
+
+
+def status_of(error: Exception) -> int:
+    """The HTTP status of an error of ours."""
+    return next((status for kind, status in _STATUSES if isinstance(error, kind)), 500)
+
+
+def done(controller: SleepController, report: Any) -> JSONResponse:
+    """What a transition did, and what is asleep now."""
+    return JSONResponse({"did": str(report), "report": plain(report), **sleeping(controller)})
+
+
+def sleeping(controller: SleepController) -> dict[str, Any]:
+    """``{"is_sleeping": ..., "tags": [...], "state": ...}``"""
+    tags = sorted(controller.sleeping_tags)
+    return {"is_sleeping": bool(tags), "tags": tags, "state": controller.state.value}
+
+
+def refused(controller: SleepController, error: Exception) -> JSONResponse:
+    """An error as an answer; asleep means: try again after about as long as a wake takes."""
+    status = status_of(error)
+    body = {"error": str(error), "kind": type(error).__name__, **sleeping(controller)}
+    headers = {}
+    if status == 503:
+        headers["Retry-After"] = str(max(1, math.ceil(controller.retry_after)))
+    return JSONResponse(body, status, headers)
+
+
+def plain(value: Any) -> Any:
+    """Dataclasses, sets and enums as JSON has them; sets sorted."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {
+            field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)
+        }
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, Mapping):
+        return {key: plain(item) for key, item in value.items()}
+    if isinstance(value, (set, frozenset)):
+        return sorted(value)
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    return value

@@ -1,0 +1,101 @@
+"""How does the server run a Hugging Face model folder?
+
+Built and filled as the demo does it, in one thread, so that everything is in a pool;
+transformers' static cache, made at once and in its pool, holds keys and values.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from cumem._demo_folder import FolderModel
+from cumem._demo_subject import DemoError
+from cumem.loading import Loaded
+from cumem.serving import texts
+
+
+class FolderText:
+    """A causal model of a folder with ``config.json`` and safetensors."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._model = FolderModel(folder)
+        self.title = self._model.title
+        self._transformers: Any = importlib.import_module("transformers")
+        self._tokenizer = self._load_tokenizer()
+        self.stop_tokens = frozenset(self._stops())
+        self._cache: Any = None
+        self._arguments: dict[str, Any] = {}
+
+    def build(self, device: torch.device) -> torch.nn.Module:
+        module: Any = self._model.build(device)
+        if not (hasattr(module, "can_generate") and module.can_generate()):
+            kind = type(module).__name__
+            raise DemoError(f"{self._folder}: {kind} does not generate text; give a causal model")
+        return module  # type: ignore[no-any-return]
+
+    def load(self, module: torch.nn.Module) -> Loaded:
+        return self._model.load(module)
+
+    def make_cache(self, module: torch.nn.Module, tokens: int) -> list[torch.Tensor]:
+        text = module.config.get_text_config(decoder=True)  # type: ignore[operator, union-attr]
+        heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+        width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+        cache = self._transformers.StaticCache(config=text, max_cache_len=tokens)
+        where = next(module.parameters())
+        cache.early_initialization(
+            batch_size=1,
+            num_heads=heads,
+            head_dim=width,
+            dtype=where.dtype,
+            device=where.device,
+        )
+        self._cache = cache
+        self._arguments = {_cache_name(module): cache, "use_cache": True, "logits_to_keep": 1}
+        return [tensor for layer in cache.layers for tensor in (layer.keys, layer.values)]
+
+    def rewind(self) -> None:
+        for layer in self._cache.layers:
+            layer.cumulative_length.zero_()
+
+    def logits(
+        self, module: torch.nn.Module, tokens: torch.Tensor, positions: torch.Tensor
+    ) -> torch.Tensor:
+        found = module(input_ids=tokens, position_ids=positions.unsqueeze(0), **self._arguments)
+        result: torch.Tensor = found.logits[0, -1]
+        return result
+
+    def encode(self, text: str) -> list[int]:
+        if self._tokenizer is None:
+            return texts.encode_bytes(text)
+        return list(self._tokenizer(text)["input_ids"])
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        if self._tokenizer is None:
+            return texts.decode_bytes(tokens)
+        return str(self._tokenizer.decode(tokens, skip_special_tokens=True))
+
+    def _load_tokenizer(self) -> Any:
+        if not (self._folder / "tokenizer_config.json").exists():
+            return None
+        auto = self._transformers.AutoTokenizer
+        return auto.from_pretrained(self._folder, local_files_only=True)
+
+    def _stops(self) -> list[int]:
+        config = self._transformers.AutoConfig.from_pretrained(self._folder, local_files_only=True)
+        stops = config.get_text_config().eos_token_id
+        if stops is None:
+            return []
+        return list(stops) if isinstance(stops, (list, tuple)) else [stops]
+
+
+def _cache_name(module: torch.nn.Module) -> str:
+    """Older releases of transformers call the argument ``past_key_values``."""
+    names = inspect.signature(module.forward).parameters
+    return "cache" if "cache" in names else "past_key_values"

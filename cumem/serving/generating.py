@@ -1,0 +1,119 @@
+"""How does a client get a text?
+
+``POST /generate`` with ``{"prompt": ..., "max_tokens": 64, "stream": false}``. A stream has
+a JSON object a line: pieces of text, then a last line that says how it ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+from starlette.requests import ClientDisconnect
+from starlette.requests import Request as HttpRequest
+from starlette.responses import JSONResponse
+from starlette.types import Receive, Scope, Send
+
+from cumem.errors import CumemError
+from cumem.serving import answers
+from cumem.serving.controller import SleepController
+from cumem.serving.engine import TextEngine
+from cumem.serving.requesting import BadRequestError, json_body
+from cumem.serving.requests import Request
+
+_TOKENS = 64  # when the client does not say
+_NAMES = ("prompt", "max_tokens", "stream")
+
+
+class Generate:
+    """The ASGI endpoint. Request and work are one task, which a sleep can abort."""
+
+    def __init__(self, controller: SleepController, engine: TextEngine) -> None:
+        self._controller, self._engine = controller, engine
+        self._turn = asyncio.Lock()  # the engine makes one text at a time
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = HttpRequest(scope, receive)
+        answer = _Answer(self._controller, scope, receive, send)
+        try:
+            wanted = _Wanted(self._engine, await json_body(request, _NAMES))
+            async with self._controller.request() as admitted, self._turn:
+                await answer.run(wanted, self._pieces(admitted, request, wanted))
+        except ClientDisconnect:
+            return
+        except (CumemError, ValueError) as error:
+            await answer.refuse(error)
+
+    async def _pieces(
+        self, admitted: Request, request: HttpRequest, wanted: _Wanted
+    ) -> AsyncIterator[str]:
+        """Pieces of text, each once it is whole: a letter may be several tokens."""
+        engine, made, told = self._engine, list[int](), ""
+        tokens = engine.generate(wanted.tokens, wanted.most)
+        while (token := await admitted.run(next, tokens, None)) is not None:
+            if await request.is_disconnected():
+                return
+            made.append(token)
+            text = engine.model.decode(made)
+            if not text.endswith("\ufffd") and len(text) > len(told):
+                yield text[len(told) :]
+                told = text
+        if rest := engine.model.decode(made)[len(told) :]:
+            yield rest
+
+
+class _Wanted:
+    """What the client asks for, checked."""
+
+    def __init__(self, engine: TextEngine, body: dict[str, Any]) -> None:
+        prompt, most = body.get("prompt"), body.get("max_tokens", _TOKENS)
+        self.stream = body.get("stream", False)
+        if not isinstance(prompt, str) or not prompt:
+            raise BadRequestError("prompt must be a text that is not empty")
+        if type(most) is not int or most < 1:
+            raise BadRequestError("max_tokens must be a whole number, 1 or more")
+        if type(self.stream) is not bool:
+            raise BadRequestError("stream must be true or false")
+        self.tokens, self.most = engine.model.encode(prompt), most
+        engine.check(self.tokens)
+
+
+class _Answer:
+    """The answer to one client, begun when there is something to say."""
+
+    def __init__(
+        self, controller: SleepController, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        self._controller = controller
+        self._scope, self._receive, self._send = scope, receive, send
+        self._streaming = False
+
+    async def run(self, wanted: _Wanted, pieces: AsyncIterator[str]) -> None:
+        if not wanted.stream:
+            text = "".join([piece async for piece in pieces])
+            await self._whole(JSONResponse({"text": text}))
+            return
+        async for piece in pieces:
+            await self._line({"text": piece})
+        await self._line({"done": True}, last=True)
+
+    async def refuse(self, error: Exception) -> None:
+        """As a status; in the last line where the status has been sent already."""
+        if self._streaming:
+            kind = type(error).__name__
+            await self._line({"done": False, "error": str(error), "kind": kind}, last=True)
+        else:
+            await self._whole(answers.refused(self._controller, error))
+
+    async def _whole(self, response: JSONResponse) -> None:
+        await response(self._scope, self._receive, self._send)
+
+    async def _line(self, content: dict[str, Any], *, last: bool = False) -> None:
+        if not self._streaming:
+            self._streaming = True
+            headers = [(b"content-type", b"application/x-ndjson"), (b"cache-control", b"no-store")]
+            await self._send({"type": "http.response.start", "status": 200, "headers": headers})
+        body = json.dumps(content).encode() + b"\n"
+        await self._send({"type": "http.response.body", "body": body, "more_body": not last})

@@ -1,0 +1,265 @@
+"""When may requests run, and when may memory sleep?
+
+Note [Nothing runs on sleeping memory]: a request is in flight from its admission to the
+end of its last work, threads included. Memory sleeps only when no request is in flight,
+and a request is admitted only when every tag is awake. Both are decided on one event
+loop, without a step in between; requests that wait for a wake are in flight before
+anybody can ask for the next sleep, so none waits for ever.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Hashable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+import cumem
+from cumem._text import choices
+from cumem.errors import BusyError
+from cumem.reports import SleepReport
+from cumem.serving.callbacks import TransitionHooks
+from cumem.serving.change import Change, Report
+from cumem.serving.errors import NotServingError
+from cumem.serving.requests import Request, RequestBook, in_thread
+from cumem.serving.states import Kind, ServingOptions, State, Transition
+from cumem.serving.tags import OwnTags
+
+_log = logging.getLogger("cumem")
+
+
+class Lifecycle:
+    """State, requests and transitions of one engine; the controller is its face."""
+
+    def __init__(self, own: OwnTags, options: ServingOptions) -> None:
+        self.own, self.options = own, options
+        self.book = RequestBook()
+        self.hooks = TransitionHooks(self._in_worker)
+        self.observers: list[Callable[[Transition], object]] = []
+        self.history: deque[Transition] = deque(maxlen=options.history)
+        self.change: Change | None = None
+        self.refused = 0
+        self.closed = False
+        self._worker = ThreadPoolExecutor(1, thread_name_prefix="cumem-serving")
+        self._staged = False  # what sleeps is to be woken in stages
+        self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def state(self) -> State:
+        """The state now; also where somebody else put memory to sleep or woke it.
+
+        Nothing is kept of it, so that other threads may ask.
+        """
+        change = self.change
+        if change is not None:
+            return State.DRAINING if change.kind is Kind.SLEEP else State.WAKING
+        asleep = State.PARTLY_AWAKE if self._staged else State.ASLEEP
+        return asleep if self.own.asleep() else State.AWAKE
+
+    @property
+    def retry_after(self) -> float:
+        """Seconds that the last wake took; 1 where there was none."""
+        woken = [item for item in self.history if item.kind is Kind.WAKE_UP and item.report]
+        return woken[-1].seconds if woken else 1.0
+
+    # Requests
+
+    async def admit(self, request: Request) -> None:
+        """Returns when the request is in flight; raises NotServingError."""
+        state = self.state
+        if self.closed:
+            raise self._refusal("the engine is shutting down")
+        if state is State.AWAKE:
+            self._disarm()
+            self.book.admit(request)
+        elif not self.options.auto_wake or state is State.PARTLY_AWAKE:
+            raise self._refusal(f"the engine is {state.value.replace('_', ' ')}")
+        else:
+            await self._wait_for_wake(request)
+
+    async def _wait_for_wake(self, request: Request) -> None:
+        future = self.book.wait(request)
+        if self.change is None:
+            self.begin_wake(self.own.known(), None)
+        seconds = self.options.request_seconds
+        try:
+            await asyncio.wait([future], timeout=seconds)
+        except asyncio.CancelledError:
+            self.leave(request)
+            raise
+        finally:
+            if future.done():
+                future.exception()  # seen, also where the request was cancelled
+        if not future.done():
+            self.leave(request)
+            raise self._refusal(f"it was not awake within {seconds} s")
+        future.result()
+
+    def leave(self, request: Request) -> None:
+        """The request is over, wherever it was."""
+        self.book.leave(request)
+        self.arm()
+
+    def _refusal(self, why: str) -> NotServingError:
+        self.refused += 1
+        asleep = choices(self.own.asleep())
+        message = f"the request was refused: {why} (asleep: {asleep}). Nothing was run; try again."
+        return NotServingError(message, self.state, self.retry_after)
+
+    # Transitions
+
+    def shared(self, kind: Kind, key: Hashable) -> Change | None:
+        """The transition under way, where it is the same; None: there is none.
+
+        Raises:
+            BusyError: another one is under way.
+        """
+        change = self.change
+        if change is None or (change.kind, change.key) == (kind, key):
+            return change
+        raise BusyError(
+            f"{kind.value}: a {change.kind.value} with other arguments is under way. Nothing was "
+            "changed; call again when it is over."
+        )
+
+    def begin_sleep(
+        self,
+        level: int,
+        tags: frozenset[str],
+        offload: frozenset[str] | None,
+        drain_seconds: float | None,
+    ) -> Change:
+        wanted: dict[str, Any] = {
+            "level": level,
+            "tags": sorted(tags),
+            "offload_tags": None if offload is None else sorted(offload),
+        }
+        change = Change(
+            Kind.SLEEP,
+            (level, tags, offload),
+            partial(cumem.sleep, **wanted),
+            plan=partial(cumem.plan_sleep, **wanted),
+            drain_seconds=drain_seconds,
+        )
+        return self._begin(change)
+
+    def begin_wake(self, tags: frozenset[str], fill: str | None) -> Change:
+        def work() -> Report:
+            return cumem.wake_up(sorted(tags), fill=fill)
+
+        staged = tags != self.own.known()
+        change = Change(Kind.WAKE_UP, (tags, fill), work, staged=staged)
+        return self._begin(change)
+
+    def _begin(self, change: Change) -> Change:
+        self._disarm()
+        self.change = change
+        change.start(asyncio.get_running_loop().create_task(self._carry_out(change)))
+        return change
+
+    async def _carry_out(self, change: Change) -> Report:
+        report: Report | None = None
+        error: BaseException | None = None
+        try:
+            report = await self._move(change)
+        except BaseException as raised:
+            error = raised
+            raise
+        finally:
+            self._conclude(change, report, error)
+        return report
+
+    async def _move(self, change: Change) -> Report:
+        if change.kind is Kind.SLEEP:
+            await change.drain(self.book)
+        if change.plan is not None and not (await self._in_worker(change.plan)).tags:
+            return SleepReport()  # no hook hears of a sleep that has nothing to do
+        try:
+            await self.hooks.run_before(change.kind)
+            report: Report = await self._in_worker(change.work)
+        except Exception:
+            asleep = self.own.asleep()
+            await self.hooks.run_after_failure(Kind.SLEEP if asleep else Kind.WAKE_UP)
+            raise
+        self._staged = change.staged
+        await self.hooks.run_after(change.kind)
+        return report
+
+    def _conclude(self, change: Change, report: Report | None, error: BaseException | None) -> None:
+        """The state is what the memory is; then whoever waits is served or told."""
+        self.change = None
+        state = self.state
+        self._record(change, report, error)
+        if state is State.AWAKE:
+            self.book.admit_waiting()
+        elif self.book.waiting:
+            self._answer_waiting(change, error)
+        self.arm()
+
+    def _answer_waiting(self, change: Change, error: BaseException | None) -> None:
+        """They wait for the next wake where that is theirs to begin."""
+        fell_asleep = change.kind is Kind.SLEEP and not isinstance(error, asyncio.CancelledError)
+        if fell_asleep and not self.closed and self.state is State.ASLEEP:
+            self.begin_wake(self.own.known(), None)
+            return
+        why = f"the wake failed: {error}" if error else "the engine is partly awake"
+        self.book.refuse_waiting(lambda: self._refusal(why))
+
+    def _record(self, change: Change, report: Report | None, error: BaseException | None) -> None:
+        transition = Transition(
+            kind=change.kind,
+            started=change.started,
+            drain_seconds=change.drained - change.began,
+            seconds=time.perf_counter() - change.drained,
+            state=self.state,
+            asleep=self.own.asleep(),
+            report=report,
+            error=type(error).__name__ if error is not None else None,
+            message=str(error) if error is not None else "",
+        )
+        self.history.append(transition)
+        for observer in list(self.observers):
+            try:
+                observer(transition)
+            except Exception:  # noqa: BLE001 - logged: the memory has moved all the same
+                _log.exception("an observer of transitions failed")
+
+    def _in_worker(self, function: Callable[[], Any]) -> Any:
+        return in_thread(self._worker, function)
+
+    # Idle
+
+    def arm(self) -> None:
+        """Begins to count idle time, where the engine is awake and has nothing to do."""
+        self._disarm()
+        seconds = self.options.idle_seconds
+        idle = self.change is None and self.book.in_flight == 0 and self.state is State.AWAKE
+        if seconds is not None and idle and not self.closed:
+            self._timer = asyncio.get_running_loop().call_later(seconds, self._sleep_idly)
+
+    def _disarm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _sleep_idly(self) -> None:
+        """A failure is in the history, and is tried again after the same time."""
+        self._timer = None
+        if self.change is None and self.book.in_flight == 0 and not self.closed:
+            _log.info("idle for %s s: going to sleep", self.options.idle_seconds)
+            level = self.options.idle_level
+            self.begin_sleep(level, self.own.known(), None, self.options.drain_seconds)
+
+    async def close(self) -> None:
+        """Refuses what comes and what waits; a transition under way ends first."""
+        self.closed = True
+        self._disarm()
+        self.book.refuse_waiting(lambda: self._refusal("the engine is shutting down"))
+        while self.change is not None:
+            self.change.cancel()
+            await self.change.over()
+        self._worker.shutdown(wait=False)

@@ -1,0 +1,172 @@
+"""Which requests run, which wait for a wake, and when has the last one ended?
+
+Everything here belongs to one event loop; only :attr:`Request.aborted` is read by
+other threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from concurrent.futures import Executor
+from functools import partial
+from typing import Any, TypeVar
+
+from cumem.serving.errors import RequestAbortedError
+
+_T = TypeVar("_T")
+
+ABORTED = "the request was ended, because the engine goes to sleep with mode='abort'"
+
+
+class Request:
+    """One request, from its admission to its end."""
+
+    def __init__(self, task: asyncio.Task[Any]) -> None:
+        self.task = task
+        self._aborted = threading.Event()
+        self._cancels = 0
+
+    @property
+    def aborted(self) -> bool:
+        """Is it to end as soon as it can? Safe from any thread; long work should ask."""
+        return self._aborted.is_set()
+
+    async def run(self, function: Callable[..., _T], *arguments: Any) -> _T:
+        """Runs blocking work in a thread; returns or raises what it does.
+
+        A request that is cancelled meanwhile ends when the work has ended, not before:
+        nothing of it is left that could touch memory. The work may look at
+        :attr:`aborted` to end early.
+
+        Raises:
+            RequestAbortedError: the request is aborted; nothing was run.
+        """
+        if self.aborted:
+            raise RequestAbortedError(ABORTED)
+        return await in_thread(None, partial(function, *arguments))
+
+    def abort(self) -> None:
+        """Cancels the task; the admission turns that into :class:`RequestAbortedError`."""
+        if not self.aborted:
+            self._aborted.set()
+            self._cancels += 1
+            self.task.cancel()
+
+    async def absorb(self, error: BaseException | None) -> BaseException | None:
+        """Takes our own cancellation back, also one that has not reached the task yet.
+
+        Returns what is to be raised in the place of ``error``; None: nothing.
+        """
+        if not self._cancels or asyncio.current_task() is not self.task:
+            return error
+        if not isinstance(error, asyncio.CancelledError):
+            await _absorb_pending()
+        self._cancels = 0
+        uncancel = getattr(self.task, "uncancel", None)  # Python 3.11
+        foreign = uncancel is not None and uncancel() > 0
+        ours = isinstance(error, asyncio.CancelledError) and not foreign
+        return RequestAbortedError(ABORTED) if ours else error
+
+
+async def in_thread(executor: Executor | None, function: Callable[[], _T]) -> _T:
+    """Runs ``function`` in a thread, and ends when it has ended, also when cancelled."""
+    work = asyncio.get_running_loop().run_in_executor(executor, function)
+    try:
+        await asyncio.wait([work])
+    except asyncio.CancelledError:
+        await _ended(work)
+        raise
+    return work.result()
+
+
+async def _ended(work: asyncio.Future[Any]) -> None:
+    """Waits for the end of ``work``, however often this task is cancelled meanwhile."""
+    while not work.done():
+        try:
+            await asyncio.wait([work])
+        except asyncio.CancelledError:
+            continue
+    if not work.cancelled():
+        work.exception()  # seen: who would have got it is cancelled
+
+
+async def _absorb_pending() -> None:
+    """A cancellation arrives at the next step of its task: this is one."""
+    try:
+        await asyncio.sleep(0)
+    except asyncio.CancelledError:
+        return
+
+
+class RequestBook:
+    """The requests in flight, those that wait for a wake, and who waits for none to be left."""
+
+    def __init__(self) -> None:
+        self._in_flight: set[Request] = set()
+        self._waiting: dict[Request, asyncio.Future[None]] = {}
+        self._drains: set[asyncio.Future[None]] = set()
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._in_flight)
+
+    @property
+    def waiting(self) -> int:
+        return len(self._waiting)
+
+    def runs_here(self) -> bool:
+        """Is the current task a request in flight?"""
+        task = asyncio.current_task()
+        return any(request.task is task for request in self._in_flight)
+
+    def admit(self, request: Request) -> None:
+        self._in_flight.add(request)
+
+    def wait(self, request: Request) -> asyncio.Future[None]:
+        """Puts a request into the queue; the future ends when it is admitted or refused."""
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting[request] = future
+        return future
+
+    def leave(self, request: Request) -> None:
+        """The request is over, wherever it was."""
+        self._in_flight.discard(request)
+        self._waiting.pop(request, None)
+        if not self._in_flight:
+            self._tell_drains()
+
+    def admit_waiting(self) -> None:
+        """All that wait are in flight, before anything else can happen."""
+        waiting, self._waiting = self._waiting, {}
+        for request, future in waiting.items():
+            if not future.done():
+                self._in_flight.add(request)
+                future.set_result(None)
+
+    def refuse_waiting(self, refusal: Callable[[], BaseException]) -> None:
+        """All that wait are told; each gets an error of its own."""
+        waiting, self._waiting = self._waiting, {}
+        for future in waiting.values():
+            if not future.done():
+                future.set_exception(refusal())
+
+    def abort_all(self) -> None:
+        for request in list(self._in_flight):
+            request.abort()
+
+    def drained(self) -> asyncio.Future[None]:
+        """Done when no request is in flight."""
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        if self._in_flight:
+            self._drains.add(future)
+            future.add_done_callback(self._drains.discard)
+        else:
+            future.set_result(None)
+        return future
+
+    def _tell_drains(self) -> None:
+        for future in list(self._drains):
+            if not future.done():
+                future.set_result(None)
