@@ -1,0 +1,1 @@
+"""How does a serving process decide what sleeps and what wakes?"""
