@@ -4,8 +4,6 @@
 
 namespace {
 
-using rig::kChunk;
-using rig::kMiB;
 using rig::Rig;
 
 constexpr std::size_t kPage = 4096;
