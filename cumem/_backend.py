@@ -31,6 +31,10 @@ class Backend(Protocol):
 
     def make_pool(self, device: int) -> TorchPool: ...
 
+    def make_plain_pool(self, device: int) -> TorchPool:
+        """A pool of torch's own memory, which cumem never hears of."""
+        ...
+
     def use_pool(self, pool: TorchPool, device: int) -> AbstractContextManager[None]:
         """Routes this thread's allocations on ``device`` to ``pool``."""
         ...

@@ -7,12 +7,14 @@ the same two C functions for memory.
 from __future__ import annotations
 
 import ctypes
+import itertools
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, cast
 
 from cumem import _C, _emulated_pool
 from cumem._backend import TorchPool
+from cumem._emulated_tensors import placing_into
 
 
 def _plugin_functions() -> _emulated_pool.PluginFunctions:
@@ -24,6 +26,18 @@ def _plugin_functions() -> _emulated_pool.PluginFunctions:
     free.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p)
     free.restype = None
     return _emulated_pool.PluginFunctions(malloc, free)
+
+
+class _PlainPool:
+    """Stands for a pool of torch's own memory: ordinary tensors of the host."""
+
+    _numbers = itertools.count(1)
+
+    def __init__(self) -> None:
+        self.id = (0, -next(self._numbers))  # no emulated pool has a number below zero
+
+    def use_count(self) -> int:
+        return 1
 
 
 class EmulatedBackend:
@@ -57,14 +71,20 @@ class EmulatedBackend:
     def make_pool(self, device: int) -> TorchPool:
         return _emulated_pool.EmulatedMemPool(self._functions, device)
 
+    def make_plain_pool(self, device: int) -> TorchPool:
+        return _PlainPool()
+
     def use_pool(self, pool: TorchPool, device: int) -> AbstractContextManager[None]:
+        if isinstance(pool, _PlainPool):
+            return placing_into(None)
         return _emulated_pool.use_emulated_pool(cast(_emulated_pool.EmulatedMemPool, pool))
 
     def prepare_stream(self, device: int) -> None:
         pass  # libraries keep nothing on the cpu
 
     def drop_pool(self, pool: TorchPool) -> None:
-        cast(_emulated_pool.EmulatedMemPool, pool).retire()
+        if not isinstance(pool, _PlainPool):
+            cast(_emulated_pool.EmulatedMemPool, pool).retire()
 
     def snapshot(self) -> Sequence[dict[str, Any]]:
         return _emulated_pool.memory_snapshot()

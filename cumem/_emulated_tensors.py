@@ -85,7 +85,7 @@ def give(block: Block, owner: object) -> None:
 class _Scope:
     """One entry into a scope: a token, told apart by identity."""
 
-    def __init__(self, source: BlockSource) -> None:
+    def __init__(self, source: BlockSource | None) -> None:
         self.source = source
         self.backward = torch._C._current_graph_task_id()
         self.entered_within_op = False
@@ -152,8 +152,8 @@ def _of_this_thread() -> _Placement:
 
 
 @contextmanager
-def placing_into(source: BlockSource) -> Iterator[None]:
-    """Place this thread's fresh cpu tensors into `source` while no inner scope is open."""
+def placing_into(source: BlockSource | None) -> Iterator[None]:
+    """Place this thread's fresh cpu tensors into `source` (None: nowhere), unless an inner does."""
     placement, scope = _of_this_thread(), _Scope(source)
     placement.open(scope)
     try:

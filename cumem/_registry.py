@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from cumem._backend import TorchPool
-from cumem.errors import BusyError
+from cumem.errors import AsleepError, BusyError
 from cumem.options import OnSleep
 
 # Re-entrant: the garbage collector may end a scope's generator inside it.
@@ -114,6 +114,26 @@ def check_out(entry: PoolEntry) -> PoolEntry | None:
                 idle.in_use = True
                 return idle
     return None
+
+
+def check_out_again(entry: PoolEntry) -> None:
+    """Takes this one into use; waits for a move of its tag.
+
+    Raises:
+        BusyError: a scope of it is open. AsleepError: it sleeps.
+        RuntimeError: it was given up.
+    """
+    with _settled:
+        _wait_for_move(entry.tag)
+        if entry.handle is None or entry not in _state.pools:
+            raise RuntimeError(f"the pool of tag {entry.tag!r} was given up by trim()")
+        if entry.in_use:
+            raise BusyError(
+                f"this pool of tag {entry.tag!r} has an open scope. Nothing was opened."
+            )
+        if entry.asleep:
+            raise AsleepError(f"this pool of tag {entry.tag!r} is asleep. Nothing was opened.")
+        entry.in_use = True
 
 
 def add(entry: PoolEntry) -> None:

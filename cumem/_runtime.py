@@ -92,6 +92,7 @@ def current_options() -> options.Options:
 def core_config(chosen: options.Options) -> _C.Config:
     return _C.Config(
         chunk_bytes=chosen.chunk_bytes,
+        margin_bytes=chosen.memory_margin_bytes,
         host_limit_bytes=chosen.host_limit_bytes or 0,
         allow_pageable=chosen.allow_pageable,
         retain_backup=chosen.retain_backup,

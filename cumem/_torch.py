@@ -51,6 +51,12 @@ class CudaBackend:
         _immortal(pool)
         return cast(TorchPool, pool)
 
+    def make_plain_pool(self, device: int) -> TorchPool:
+        with torch.cuda.device(device):
+            pool = torch.cuda.MemPool()
+        _immortal(pool)
+        return cast(TorchPool, pool)
+
     def use_pool(self, pool: TorchPool, device: int) -> AbstractContextManager[None]:
         return torch.cuda.use_mem_pool(cast(torch.cuda.MemPool, pool), device=device)
 

@@ -58,6 +58,8 @@ class Options:
     Attributes:
         chunk_bytes: physical memory is taken in pieces of at most this size, a
             multiple of 2 MiB.
+        memory_margin_bytes: device memory that a new allocation leaves free, as well as
+            can be: with less left it fails as if the device were full. A wake may use it.
         host_limit_bytes: most host memory for backups. None: no limit of ours; then
             a sleep that needs more than the host has available is refused.
         allow_pageable: when the driver refuses to pin host memory, use it unpinned
@@ -73,6 +75,7 @@ class Options:
     """
 
     chunk_bytes: int = 256 * MIB
+    memory_margin_bytes: int = 0
     host_limit_bytes: int | None = None
     allow_pageable: bool = True
     retain_backup: bool = True
@@ -87,6 +90,10 @@ class Options:
             _check_type(field.name, getattr(self, field.name))
         if self.chunk_bytes <= 0 or self.chunk_bytes % (2 * MIB):
             raise ValueError(f"chunk_bytes must be a multiple of 2 MiB, not {self.chunk_bytes}")
+        if self.memory_margin_bytes < 0:
+            raise ValueError(
+                f"memory_margin_bytes must not be negative, not {self.memory_margin_bytes}"
+            )
         if self.host_limit_bytes is not None and self.host_limit_bytes <= 0:
             raise ValueError(f"host_limit_bytes must be positive, not {self.host_limit_bytes}")
         if self.host_threads < 0:
@@ -138,6 +145,18 @@ def choose_emulator() -> None:
     changes the choice.
     """
     os.environ["CUMEM_DRIVER"] = "emulated"
+
+
+def vllm_is_switched_on() -> bool:
+    """Is vLLM to use cumem's allocator for its sleep mode? ``CUMEM_VLLM`` says so with ``1``.
+
+    Raises:
+        ValueError: neither ``0`` nor ``1``.
+    """
+    value = os.environ.get("CUMEM_VLLM") or "0"
+    if value not in ("0", "1"):
+        raise ValueError(f"unknown CUMEM_VLLM {value!r}; choices: '0', '1'")
+    return value == "1"
 
 
 def cache_folder() -> Path:

@@ -53,6 +53,11 @@ class Pool:
         return self._entry.handle.id
 
     @property
+    def is_usable(self) -> bool:
+        """Can it be used again? Not after :func:`trim` gave it up."""
+        return self._entry.handle is not None
+
+    @property
     def segments(self) -> int:
         """How many segments the pool has."""
         return len(self._infos())
@@ -74,6 +79,18 @@ class Pool:
         A block in the place of one that died meanwhile cannot be told from it.
         """
         return sum(size for at, size in self._blocks().items() if at not in self._before)
+
+    def reopen(self) -> _Scope:
+        """A scope of this very pool, where :func:`use_memory_pool` may take another one.
+
+        So more graphs share one pool from :func:`graph_pool`. Entering it raises
+        BusyError while a scope of it is open, AsleepError while it sleeps, and
+        RuntimeError after :func:`trim` gave it up.
+        """
+        return _Scope(replace(self._wanted(), entry=self._entry))
+
+    def _wanted(self) -> _Wanted:
+        return _Wanted(self.tag, self.on_sleep, self._entry.device, graph=self._entry.graph)
 
     def __repr__(self) -> str:
         return f"Pool(tag={self.tag!r}, device={self.device}, on_sleep={self.on_sleep.value!r})"
@@ -101,6 +118,7 @@ class _Wanted:
     on_sleep: OnSleep
     device: DeviceLike
     graph: bool  # a pool for captured graphs: torch routes to it, not the scope
+    entry: PoolEntry | None = None  # this one and no other
 
 
 class _Scope(ContextDecorator):
@@ -133,7 +151,11 @@ class _Scope(ContextDecorator):
         with ExitStack() as stack:
             token = _registry.open_scope(template)
             stack.callback(_registry.close_scope, token)
-            entry = _check_out(runtime, template)
+            entry = self._wanted.entry
+            if entry is None:
+                entry = _check_out(runtime, template)
+            else:
+                _registry.check_out_again(entry)
             stack.callback(_registry.check_in, entry)
             pool = Pool(entry, runtime)
             number = _C.push_scope(entry.device, _owner(entry))

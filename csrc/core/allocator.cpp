@@ -44,6 +44,23 @@ void Allocator::configure(const Config& config) {
   config_ = config;
 }
 
+// What is free may change at once, so a margin is kept as well as can be, not exactly.
+Status Allocator::keep_margin(std::size_t bytes, const Device& device) const {
+  std::size_t margin = 0;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    margin = config_.margin_bytes;
+  }
+  if (margin == 0) return {};
+  std::size_t free_bytes = 0;
+  std::size_t total_bytes = 0;
+  Status status = device.memory(free_bytes, total_bytes);
+  if (!status.ok() || (free_bytes >= bytes && free_bytes - bytes >= margin)) return status;
+  status = failure(Fault::device_memory, "the memory margin", bytes, device.ordinal());
+  status.free_bytes = free_bytes;
+  return status;
+}
+
 Status Allocator::make_segment(std::size_t bytes, Device& device, std::unique_ptr<Segment>& out) {
   std::size_t chunk_bytes = 0;
   {
@@ -75,6 +92,7 @@ Status Allocator::malloc(std::size_t bytes, int ordinal, CUstream stream, Owner 
     ContextGuard context(*device);
     status = context.status();
     device->note(stream);
+    if (status.ok()) status = keep_margin(device->round_up(bytes), *device);
     if (status.ok()) status = make_segment(bytes, *device, segment);
   }
   if (!status.ok()) {

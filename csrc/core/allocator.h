@@ -103,6 +103,11 @@ class Allocator {
   // host memory that no backup needs; returns the bytes.
   std::size_t release_host();
 
+  // Copies the backup of `range`, which lies in one block that sleeps, to `out`; the
+  // memory stays asleep. Fault::invalid: it is awake, or has no backup. On failure
+  // part of `out` may be written.
+  Status read_backup(const Range& range, std::byte* out);
+
   HostStore& host() noexcept { return host_; }
   const Driver& driver() const noexcept { return *driver_; }
   void configure(const Config& config);
@@ -112,6 +117,7 @@ class Allocator {
   using Registry = std::map<CUdeviceptr, std::unique_ptr<Segment>>;
 
   Status make_segment(std::size_t bytes, Device& device, std::unique_ptr<Segment>& out);
+  Status keep_margin(std::size_t bytes, const Device& device) const;
   void publish(std::unique_ptr<Segment> segment);
   const Segment* around(CUdeviceptr address) const;       // pre: mutex_ is held
   std::unique_ptr<Segment> extract(CUdeviceptr address);  // pre: mutex_ is free

@@ -19,6 +19,7 @@ namespace cumem {
 
 struct Config {
   std::size_t chunk_bytes = std::size_t{256} << 20;
+  std::size_t margin_bytes = 0;  // of device memory, that malloc leaves free
   HostConfig host;
 };
 

@@ -124,6 +124,12 @@ void prepare_host(Allocator& allocator, std::size_t bytes, int ordinal) {
   require(allocator.host().make_ready(), allocator.driver());
 }
 
+void read_backup(Allocator& allocator, CUdeviceptr address, std::size_t bytes,
+                 std::uintptr_t into) {
+  require(allocator.read_backup({address, bytes}, reinterpret_cast<std::byte*>(into)),
+          allocator.driver());
+}
+
 void bind_progress(py::module_& m) {
   py::class_<WakeProgress, std::shared_ptr<WakeProgress>>(m, "WakeProgress")
       .def(py::init<>())
@@ -162,10 +168,11 @@ void bind_driver(py::module_& m) {
   m.def("load_driver", &load_driver, py::arg("path"), Unlocked());
 }
 
-Config make_config(std::size_t chunk_bytes, std::size_t host_limit_bytes, bool allow_pageable,
-                   bool retain_backup, unsigned threads) {
+Config make_config(std::size_t chunk_bytes, std::size_t margin_bytes, std::size_t host_limit_bytes,
+                   bool allow_pageable, bool retain_backup, unsigned threads) {
   Config config;
   config.chunk_bytes = chunk_bytes;
+  config.margin_bytes = margin_bytes;
   config.host.limit_bytes = host_limit_bytes;
   config.host.allow_pageable = allow_pageable;
   config.host.retain = retain_backup;
@@ -175,7 +182,7 @@ Config make_config(std::size_t chunk_bytes, std::size_t host_limit_bytes, bool a
 
 void bind_allocator(py::module_& m) {
   py::class_<Config>(m, "Config")
-      .def(py::init(&make_config), py::kw_only(), py::arg("chunk_bytes"),
+      .def(py::init(&make_config), py::kw_only(), py::arg("chunk_bytes"), py::arg("margin_bytes"),
            py::arg("host_limit_bytes"), py::arg("allow_pageable"), py::arg("retain_backup"),
            py::arg("threads"));
   py::class_<Allocator, std::shared_ptr<Allocator>>(m, "Allocator")
@@ -228,6 +235,8 @@ void bind_allocator(py::module_& m) {
       .def("release_host", &Allocator::release_host, Unlocked())
       .def("load_digester", &load_digester, py::arg("device"), py::arg("image"))
       .def("has_digester", &Allocator::has_digester, py::arg("device"))
+      .def("read_backup", &read_backup, py::arg("address"), py::arg("bytes"), py::arg("into"),
+           Unlocked())
       .def("prepare_host", &prepare_host, py::arg("bytes"), py::arg("device"), Unlocked())
       .def("configure", &Allocator::configure, py::arg("config"))
       .def("live_segments", &Allocator::live_segments);

@@ -1,4 +1,4 @@
-"""How does a serving process sleep and wake? Control of one engine, also over HTTP.
+"""How does a serving process sleep and wake? One engine, also over HTTP, or several models.
 
 The controller needs nothing but torch; :func:`router` needs Starlette and
 prometheus_client (``pip install "cumem[serve]"``), which are imported when it is asked for.
@@ -15,6 +15,7 @@ from cumem.serving.errors import (
     TransitionCancelledError,
     TransitionTimeoutError,
 )
+from cumem.serving.host import HostStatus, ModelHost, ModelStatus
 from cumem.serving.requests import Request
 from cumem.serving.states import Kind, Mode, ServingOptions, State, Transition
 
@@ -22,8 +23,11 @@ if TYPE_CHECKING:
     from cumem.serving.routing import router
 
 __all__ = [
+    "HostStatus",
     "Kind",
     "Mode",
+    "ModelHost",
+    "ModelStatus",
     "NotServingError",
     "Request",
     "RequestAbortedError",
