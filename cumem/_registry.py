@@ -69,6 +69,7 @@ class State:
     scopes: dict[int, OpenScope] = field(default_factory=dict)
     moving: set[str] = field(default_factory=set)  # tags a sleep or wake works on
     mover: int = 0  # the thread that does
+    dropping: list[tuple[int, int]] = field(default_factory=list)  # thread, device
     anything_asleep: bool = False
 
 
@@ -147,10 +148,10 @@ def check_in(entry: PoolEntry) -> None:
 
 
 def open_scope(entry: PoolEntry) -> int:
-    """Books a scope of the current thread; waits for a move of its tag."""
+    """Books a scope of the current thread; waits for a move of its tag and for a drop."""
     thread = threading.current_thread()
     with _settled:
-        _wait_for_move(entry.tag)
+        _wait_for_move(entry.tag, entry.device)
         token = next(_numbers)
         _state.scopes[token] = OpenScope(
             entry.tag, entry.device, thread.name, threading.get_ident()
@@ -158,13 +159,19 @@ def open_scope(entry: PoolEntry) -> int:
     return token
 
 
-def _wait_for_move(tag: str) -> None:
+def _wait_for_move(tag: str, device: int = -1) -> None:
     if tag in _state.moving and _state.mover == threading.get_ident():
         raise BusyError(
             f"a hook of a sleep or wake of tag {tag!r} tried to open a scope of that tag. "
             "Nothing was opened; return from the hook first."
         )
-    _settled.wait_for(lambda: tag not in _state.moving)
+    _settled.wait_for(lambda: tag not in _state.moving and not _dropped_elsewhere(device))
+
+
+def _dropped_elsewhere(device: int) -> bool:
+    """Does another thread drop a pool of the device? (A drop may collect garbage on its own.)"""
+    here = threading.get_ident()
+    return any(at == device and thread != here for thread, at in _state.dropping)
 
 
 def close_scope(token: int) -> None:
@@ -218,7 +225,7 @@ def anything_asleep() -> bool:
 
 
 def retire(chosen: Collection[PoolEntry]) -> None:
-    """Takes pools out of use; torch gives them up at the next :func:`take_retired`."""
+    """Takes pools out of use; torch gives them up in the next block of :func:`retired`."""
     with _lock:
         for entry in chosen:
             if entry in _state.pools and not entry.in_use:
@@ -226,8 +233,26 @@ def retire(chosen: Collection[PoolEntry]) -> None:
                 _state.retired.append(entry)
 
 
-def take_retired(busy_devices: Collection[int]) -> list[PoolEntry]:
-    """Retired pools on devices where no scope is open, to be dropped by the caller."""
+@contextmanager
+def retired(busy_devices: Collection[int]) -> Iterator[list[PoolEntry]]:
+    """Yields retired pools on devices where no scope is open, to be dropped by the caller.
+
+    No scope opens on these devices until the block ends.
+    """
+    with _settled:
+        ready = _take_retired(busy_devices)
+        marks = [(threading.get_ident(), device) for device in {entry.device for entry in ready}]
+        _state.dropping += marks
+    try:
+        yield ready
+    finally:
+        with _settled:
+            for mark in marks:
+                _state.dropping.remove(mark)
+            _settled.notify_all()
+
+
+def _take_retired(busy_devices: Collection[int]) -> list[PoolEntry]:
     with _lock:
         open_devices = {scope.device for scope in _state.scopes.values()} | set(busy_devices)
         ready = [

@@ -16,7 +16,7 @@ import torch
 
 from cumem import _C, options
 from cumem._backend import Backend
-from cumem.errors import DriverError, translated
+from cumem.errors import DriverError, forked, translated
 
 _CUDA_LIBRARY = "libcuda.so.1"
 
@@ -49,6 +49,7 @@ def current() -> Runtime:
         DriverError: no driver, or one that cannot do it; the message says what to do.
     """
     global _current
+    ready("cumem")
     with _lock:
         if _current is None:
             _current = _start()
@@ -58,6 +59,18 @@ def current() -> Runtime:
 
 
 def if_started() -> Runtime | None:
+    return _current
+
+
+def ready(operation: str) -> Runtime | None:
+    """As :func:`if_started`, for what works with the driver or waits for other threads.
+
+    Raises:
+        DriverError: this process is a fork of the one that started the runtime. The
+            driver does not work here, and threads that held a lock are not there.
+    """
+    if _current is not None and _C.forked():
+        raise forked(operation)
     return _current
 
 

@@ -121,8 +121,9 @@ def drop_retired(runtime: Runtime) -> None:
     """
     devices = {entry.device for entry in _registry.pools()}
     busy = {device for device in devices if runtime.allocator.capturing(device)}
-    for entry in _registry.take_retired(busy):
-        handle, entry.handle = entry.handle, None
-        if handle is not None:
-            runtime.backend.drop_pool(handle)
-        del handle
+    with _registry.retired(busy) as entries:
+        for entry in entries:
+            handle, entry.handle = entry.handle, None
+            if handle is not None:
+                runtime.backend.drop_pool(handle)
+            del handle

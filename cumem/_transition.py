@@ -11,7 +11,7 @@ import torch
 from cumem import _C, _declared, _registry, _runtime, _snapshot, hooks
 from cumem._plan import Decision, Request, decide
 from cumem._runtime import Runtime
-from cumem._text import size
+from cumem._text import choices, size
 from cumem.errors import CumemError, translated
 from cumem.options import CleanCheck
 from cumem.reports import SleepReport, WakeReport
@@ -28,8 +28,8 @@ _CHECKS = {
 }
 
 _LEFT_BY_WAKE = (
-    "{wanted} were wanted in all. Nothing was woken and no backup was dropped; free memory and "
-    "call wake_up again."
+    "{wanted} were wanted in all, for {tags}. Nothing was woken and no backup was dropped; "
+    "free memory and call wake_up again."
 )
 _LEFT_BY_PIECES = "What is awake stays so, the rest is asleep with its backup; call wake_up again."
 
@@ -108,7 +108,13 @@ def host_bytes_wanted(runtime: Runtime, decisions: list[Decision]) -> int:
     """Host memory that a sleep would still have to take from the system."""
     usage = runtime.allocator.host_usage()
     wanted = sum(item.backup_bytes for item in decisions if not item.info.asleep)
-    return max(0, wanted - (usage.held_bytes - usage.used_bytes))
+    there = kept_bytes(decisions) + usage.held_bytes - usage.used_bytes
+    return max(0, wanted - there)
+
+
+def kept_bytes(decisions: list[Decision]) -> int:
+    """Backups kept since an earlier sleep; they are used again, or make room for new ones."""
+    return sum(item.info.backup_bytes for item in decisions if not item.info.asleep)
 
 
 def put_to_sleep(
@@ -117,20 +123,25 @@ def put_to_sleep(
     """Plans and carries out; the books are right also when it raises."""
     _snapshot.drop_retired(runtime)
     decisions = decide(runtime, request)
-    infos = [item.info for item in decisions]
+    whole = still_whole(decisions)
     try:
-        if infos:
-            hooks.run_before_unmap(infos)
+        if whole:
+            hooks.run_before_unmap(whole)
         with translated(operation, _LEFT_BY_SLEEP, runtime.backend.device_type):
             result = runtime.allocator.sleep(plans(decisions), check(), verify)
     except BaseException as error:
         segments = _book_failure(runtime, decisions)
         if isinstance(error, CumemError):
-            _tell_who_stayed(segments, infos)
+            _tell_who_stayed(segments, whole)
         raise
     _book(runtime, decisions, set(result.segments))
     _tell_who_went(decisions, result)
     return Slept(decisions, result)
+
+
+def still_whole(decisions: list[Decision]) -> list[_C.SegmentInfo]:
+    """What hooks are to hear of: not of a segment that an earlier sleep unmapped in part."""
+    return [item.info for item in decisions if not item.info.asleep]
 
 
 def _book_failure(runtime: Runtime, decisions: list[Decision]) -> list[_C.SegmentInfo]:
@@ -169,7 +180,9 @@ def plan_wake(
 def wake(runtime: Runtime, job: WakeJob, progress: _C.WakeProgress | None = None) -> Woken:
     """Wakes the segments of ``job``; piece by piece when there is a ``progress``."""
     wanted = size(sum(info.bytes for info in job.segments))
-    left = _LEFT_BY_PIECES if progress is not None else _LEFT_BY_WAKE.format(wanted=wanted)
+    tags = choices({info.owner.tag for info in job.segments})
+    whole = _LEFT_BY_WAKE.format(wanted=wanted, tags=tags)
+    left = _LEFT_BY_PIECES if progress is not None else whole
     try:
         with translated(job.operation, left, runtime.backend.device_type):
             result = _wake_or_clear_caches(runtime, job, progress)

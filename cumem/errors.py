@@ -65,6 +65,11 @@ _FORKED = (
 )
 
 
+def forked(operation: str) -> DriverError:
+    """The error of a call in a child of the process that set cumem up."""
+    return DriverError(f"{operation}: {_FORKED}")
+
+
 def from_status(error: _C.StatusError, operation: str, left: str, kind: str = "cuda") -> CumemError:
     """The public error for what the core reports.
 
@@ -78,7 +83,7 @@ def from_status(error: _C.StatusError, operation: str, left: str, kind: str = "c
     if error.fault == "dead_context":
         return DriverError(f"{operation}: {error.call} failed ({error.code_name}): {_DEAD}")
     if error.fault == "forked":
-        return DriverError(f"{operation}: {_FORKED}")
+        return forked(operation)
     if error.fault == "capture":
         return BusyError(f"{operation}: a CUDA graph capture is under way{where}. {left}")
     if error.fault == "device_memory":

@@ -35,21 +35,23 @@ class SegmentRange:
 Hook = Callable[[tuple[SegmentRange, ...]], object]
 
 _lock = threading.Lock()
-_before_unmap: list[Hook] = []
-_after_unmap: list[Hook] = []
-_after_map: list[Hook] = []
 
 
 class HookHandle:
     """A registered hook; :meth:`remove` takes it back, once or more often."""
 
-    def __init__(self, hooks: list[Hook], hook: Hook) -> None:
+    def __init__(self, hooks: list[HookHandle], hook: Hook) -> None:
         self._hooks, self._hook = hooks, hook
 
     def remove(self) -> None:
         with _lock:
-            if self._hook in self._hooks:
-                self._hooks.remove(self._hook)
+            if self in self._hooks:
+                self._hooks.remove(self)
+
+
+_before_unmap: list[HookHandle] = []
+_after_unmap: list[HookHandle] = []
+_after_map: list[HookHandle] = []
 
 
 def on_before_unmap(hook: Hook) -> HookHandle:
@@ -107,7 +109,9 @@ def run_after_map(segments: Sequence[_C.SegmentInfo]) -> None:
     _run_all("on_after_map", _after_map, segments, left)
 
 
-def _run_all(kind: str, hooks: list[Hook], segments: Sequence[_C.SegmentInfo], left: str) -> None:
+def _run_all(
+    kind: str, hooks: list[HookHandle], segments: Sequence[_C.SegmentInfo], left: str
+) -> None:
     registered = _registered(hooks) if segments else []
     ranges = _ranges(segments) if registered else ()
     first: CumemError | None = None
@@ -122,17 +126,18 @@ def _run_all(kind: str, hooks: list[Hook], segments: Sequence[_C.SegmentInfo], l
         raise first
 
 
-def _add(hooks: list[Hook], hook: Hook) -> HookHandle:
+def _add(hooks: list[HookHandle], hook: Hook) -> HookHandle:
     if not callable(hook):
         raise TypeError(f"a hook must be callable, not {type(hook).__name__}")
+    handle = HookHandle(hooks, hook)
     with _lock:
-        hooks.append(hook)
-    return HookHandle(hooks, hook)
+        hooks.append(handle)
+    return handle
 
 
-def _registered(hooks: list[Hook]) -> list[Hook]:
+def _registered(hooks: list[HookHandle]) -> list[Hook]:
     with _lock:
-        return list(hooks)
+        return [handle._hook for handle in hooks]
 
 
 def _ranges(segments: Sequence[_C.SegmentInfo]) -> tuple[SegmentRange, ...]:

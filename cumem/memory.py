@@ -32,14 +32,15 @@ def trim(tag: str | None = None) -> int:
     """
     if tag is not None:
         known_tags([tag])
-    runtime = _runtime.if_started()
+    runtime = _runtime.ready("trim()")
     if runtime is None:
         return 0
-    before = _segment_bytes(runtime, tag)
+    before = _segments(runtime, tag)
     _registry.retire([entry for entry in _registry.pools() if tag in (None, entry.tag)])
     _snapshot.drop_retired(runtime)
     _snapshot.empty_cache(runtime)
-    return before - _segment_bytes(runtime, tag)
+    left = _segments(runtime, tag)
+    return sum(count for serial, count in before.items() if serial not in left)
 
 
 def release_host_memory() -> int:
@@ -48,10 +49,11 @@ def release_host_memory() -> int:
     Backups of what is asleep stay. Those kept for memory that is awake go, so the
     next sleep copies everything.
     """
-    runtime = _runtime.if_started()
+    runtime = _runtime.ready("release_host_memory()")
     return runtime.allocator.release_host() if runtime is not None else 0
 
 
-def _segment_bytes(runtime: Runtime, tag: str | None) -> int:
+def _segments(runtime: Runtime, tag: str | None) -> dict[int, int]:
+    """Bytes by serial: other threads may allocate meanwhile, also at the same addresses."""
     segments = runtime.allocator.segments()
-    return sum(info.bytes for info in segments if tag in (None, info.owner.tag))
+    return {info.serial: info.bytes for info in segments if tag in (None, info.owner.tag)}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable
 
-from cumem import _C, _runtime
+from cumem import _C, _runtime, _transition
 from cumem._arguments import sleep_request
 from cumem._plan import decide
 from cumem._runtime import Runtime
@@ -23,13 +23,13 @@ class Preparation:
         bytes: how much was asked for.
     """
 
-    def __init__(self, runtime: Runtime, count: int, device: int) -> None:
+    def __init__(self, runtime: Runtime, count: int, there: int, device: int) -> None:
         self.bytes = count
+        self._missing = max(0, count - there)
         self._runtime = runtime
         self._device = device
         self._error: CumemError | None = None
-        # Not a daemon: one that comes back from the core when the interpreter has ended
-        # takes the process with it.
+        # Not a daemon: the process must not end while the driver pins memory for it.
         self._thread = threading.Thread(target=self._run, name="cumem-prepare")
 
     def start(self) -> Preparation:
@@ -55,7 +55,7 @@ class Preparation:
     def _run(self) -> None:
         left = "No memory was made; a sleep takes what it needs itself."
         try:
-            self._runtime.allocator.prepare_host(self.bytes, self._device)
+            self._runtime.allocator.prepare_host(self._missing, self._device)
         except _C.StatusError as error:
             kind = self._runtime.backend.device_type
             self._error = from_status(error, "prepare()", left, kind)
@@ -87,8 +87,9 @@ def prepare(
     runtime = _runtime.current()
     decisions = decide(runtime, request) if bytes is None else []
     wanted = sum(item.backup_bytes for item in decisions) if bytes is None else bytes
+    kept = _transition.kept_bytes(decisions)
     device = decisions[0].info.device if decisions else runtime.backend.current_device()
-    preparation = Preparation(runtime, wanted, device).start()
+    preparation = Preparation(runtime, wanted, kept, device).start()
     if not background:
         preparation.wait()
     return preparation

@@ -54,7 +54,7 @@ def sleep(
     tags, offload_tags = _listed(tags), _listed(offload_tags)
     request = sleep_request(level, tags, offload_tags)
     operation = described("sleep", tags if offload_tags is None else offload_tags)
-    runtime = _runtime.if_started()
+    runtime = _runtime.ready(operation)
     if runtime is None or level == 0:
         return SleepReport()
     waking.join_pending()
@@ -148,7 +148,7 @@ def wake_up(
     if verify and not wait:
         raise ValueError("verify=True needs everything at once; it cannot be given with wait=False")
     operation = described("wake_up", tags)
-    runtime = _runtime.if_started()
+    runtime = _runtime.ready(operation)
     waking.join_pending()
     if not wait:
         return waking.start(operation, chosen, value)

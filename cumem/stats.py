@@ -115,7 +115,7 @@ def stats() -> Stats:
     Raises:
         DriverError: the driver cannot say.
     """
-    runtime = _runtime.if_started()
+    runtime = _runtime.ready("stats()")
     if runtime is None:
         return _EMPTY
     with translated("stats()", "Nothing was changed."):
@@ -132,7 +132,7 @@ def check() -> None:
     Raises:
         CumemError: they do not; the message names the first disagreement.
     """
-    runtime = _runtime.if_started()
+    runtime = _runtime.ready("check()")
     if runtime is None:
         return
     with translated("check()", "Nothing was changed."):

@@ -49,7 +49,7 @@ def switch(
     if both := request.tags & woken:
         raise ValueError(f"tags that are to sleep and to wake: {', '.join(sorted(both))}")
     operation = described("switch", [*leaving, *arriving])
-    runtime = _runtime.if_started()
+    runtime = _runtime.ready(operation)
     if runtime is None:
         return SwitchReport()
     waking.join_pending()
@@ -76,10 +76,11 @@ def _carry_out(
     """Plans the sleep and does both; the books are right also when it raises."""
     decisions = decide(runtime, request)
     leaving = [item.info for item in decisions]
+    whole = _transition.still_whole(decisions)
     arriving = [info.address for info in job.segments]
     try:
-        if leaving:
-            hooks.run_before_unmap(leaving)
+        if whole:
+            hooks.run_before_unmap(whole)
         with translated(job.operation, _LEFT, runtime.backend.device_type):
             _transition.clear_caches_when_short(runtime, job.segments, leaving)
             results = runtime.allocator.exchange(

@@ -42,8 +42,7 @@ class WakeHandle:
             self._progress.expect(info.address, info.bytes)
         self._report = WakeReport()
         self._error: BaseException | None = None
-        # Not a daemon: one that comes back from the core when the interpreter has ended
-        # takes the process with it.
+        # Not a daemon: the process must not end while the driver copies for it.
         self._thread = threading.Thread(target=self._run, name="cumem-wake")
 
     def start(self, stack: ExitStack) -> None:

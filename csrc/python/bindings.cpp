@@ -13,6 +13,7 @@
 #include "python/memory.h"
 #include "python/reports.h"
 #include "python/status_error.h"
+#include "python/without_gil.h"
 #include "torch/plugin.h"
 
 namespace py = pybind11;
@@ -20,7 +21,7 @@ namespace py = pybind11;
 namespace cumem {
 namespace {
 
-using Unlocked = py::call_guard<py::gil_scoped_release>;
+using Unlocked = py::call_guard<WithoutGil>;
 
 CUstream as_stream(std::uintptr_t handle) { return reinterpret_cast<CUstream>(handle); }
 
@@ -53,6 +54,7 @@ std::map<std::string, std::uint64_t> ledger(const Driver& driver) {
 }
 
 Device& open_device(Allocator& allocator, int ordinal) {
+  refuse_child();
   Device* device = nullptr;
   require(allocator.device(ordinal, &device), allocator.driver());
   return *device;
@@ -108,14 +110,24 @@ void watch(Allocator& allocator, int device, const std::vector<std::uintptr_t>& 
   open_device(allocator, device).watch(std::move(streams));
 }
 
+void verify(Allocator& allocator) {
+  refuse_child();
+  require(allocator.verify(), allocator.driver());
+}
+
+std::size_t release_host(Allocator& allocator) {
+  refuse_child();
+  return allocator.release_host();
+}
+
 void load_digester(Allocator& allocator, int device, const py::bytes& image) {
+  refuse_child();
   const std::string text = image;  // ends with a zero byte, as PTX must
-  py::gil_scoped_release unlocked;
+  WithoutGil unlocked;
   require(allocator.load_digester(device, text.data()), allocator.driver());
 }
 
 void prepare_host(Allocator& allocator, std::size_t bytes, int ordinal) {
-  refuse_child();
   Device& device = open_device(allocator, ordinal);
   RelaxedCapture relaxed(allocator.driver());
   ContextGuard context(device);
@@ -225,14 +237,13 @@ void bind_allocator(py::module_& m) {
       .def("segments", &Allocator::segments)
       .def("sleeping_pools", &Allocator::sleeping_pools)
       .def("counters", &Allocator::counters)
-      .def(
-          "verify", [](Allocator& self) { require(self.verify(), self.driver()); }, Unlocked())
+      .def("verify", &verify, Unlocked())
       .def("drain", &Allocator::drain, Unlocked())
       .def("capturing", &Allocator::capturing, py::arg("device"), Unlocked())
       .def("watch", &watch, py::arg("device"), py::arg("streams"), Unlocked())
       .def("device_info", &device_info, py::arg("device"), Unlocked())
       .def("host_usage", [](Allocator& self) { return self.host().usage(); })
-      .def("release_host", &Allocator::release_host, Unlocked())
+      .def("release_host", &release_host, Unlocked())
       .def("load_digester", &load_digester, py::arg("device"), py::arg("image"))
       .def("has_digester", &Allocator::has_digester, py::arg("device"))
       .def("read_backup", &read_backup, py::arg("address"), py::arg("bytes"), py::arg("into"),

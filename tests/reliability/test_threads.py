@@ -1,0 +1,381 @@
+"""Do threads, collections and captures get in each other's way?"""
+
+from __future__ import annotations
+
+import faulthandler
+import gc
+import itertools
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import pytest
+import torch
+from support import MIB, DriverUnderTest, holds_pattern, in_thread, make, scope_on_a_thread, state
+
+import cumem
+from cumem import _runtime
+
+SECONDS = 3.0
+
+
+@contextmanager
+def watchdog(seconds: float = 60) -> Iterator[None]:
+    """Shows where every thread is and ends the process when the block takes too long."""
+    faulthandler.dump_traceback_later(seconds, exit=True)
+    try:
+        yield
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+
+
+class Crew:
+    """Threads that repeat their work until all are told to stop; their failures are shown."""
+
+    def __init__(self) -> None:
+        self.stop = threading.Event()
+        self.rounds: dict[str, int] = {}
+        self._threads: list[threading.Thread] = []
+        self._failures: list[BaseException] = []
+
+    def add(self, name: str, work: Callable[[int], object]) -> None:
+        def repeat() -> None:
+            try:
+                for number in itertools.count():
+                    if self.stop.is_set():
+                        break
+                    work(number)
+                    self.rounds[name] = number + 1
+            except BaseException as error:  # noqa: BLE001 - shown by run()
+                self._failures.append(error)
+                self.stop.set()
+
+        self._threads.append(threading.Thread(target=repeat, name=name))
+
+    def run(self, seconds: float = SECONDS) -> None:
+        with watchdog():
+            for thread in self._threads:
+                thread.start()
+            self.stop.wait(seconds)
+            self.stop.set()
+            for thread in self._threads:
+                thread.join()
+        if self._failures:
+            raise self._failures[0]
+        assert len(self.rounds) == len(self._threads), "some thread never got to work"
+
+
+def churn(tag: str) -> Callable[[int], None]:
+    """Makes tensors of a tag, looks at them, and drops them; trims now and then."""
+
+    def work(number: int) -> None:
+        with cumem.use_memory_pool(tag):
+            tensors = [make(1 + (number * 7919 + at * 104_729) % 90_000, at) for at in range(3)]
+        del tensors[number % 3]
+        seeds = [seed for seed in range(3) if seed != number % 3]
+        for seed, tensor in zip(seeds, tensors, strict=True):
+            if cumem.is_mapped(tensor):
+                assert cumem.tag_of(tensor) == tag
+                if tag.startswith("still"):
+                    assert holds_pattern(tensor, seed)
+        tensors.clear()
+        if number % 5 == 0:
+            cumem.trim(tag)
+
+    return work
+
+
+def test_allocation_and_death_on_four_threads_beside_sleep_wake_and_collection() -> None:
+    """pytorch#97833, kvcached#371, LMCache#2823, vllm#34600: deadlocks and lost entries."""
+    with cumem.use_memory_pool("weights"):
+        kept = [make(200_000, seed) for seed in range(4)]
+    crew = Crew()
+
+    def move(number: int) -> None:
+        try:
+            cumem.sleep(tags=["weights", "moving"] if number % 2 else ["weights"])
+        except cumem.BusyError:
+            assert number % 2  # a thread has a scope of "moving" open
+        cumem.wake_up()
+        assert all(holds_pattern(tensor, seed) for seed, tensor in enumerate(kept))
+
+    for number in range(2):
+        crew.add(f"still {number}", churn(f"still {number}"))
+        crew.add(f"moving {number}", churn("moving"))
+    crew.add("mover", move)
+    crew.add("collector", lambda _: gc.collect(1))
+    crew.add("asker", lambda _: (cumem.stats(), cumem.is_sleeping(), cumem.check()))
+    crew.run()
+    cumem.check()
+    assert all(holds_pattern(tensor, seed) for seed, tensor in enumerate(kept))
+
+
+@pytest.mark.needs("way to slow a drop down")
+def test_no_scope_opens_while_a_pool_is_dropped(
+    driver: DriverUnderTest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vllm#46050: torch ends the process when a pool goes while a scope is open."""
+    backend = _runtime.current().backend
+    drop_pool = backend.drop_pool
+    opened, leave = threading.Event(), threading.Event()
+    kept: list[torch.Tensor] = []
+
+    def enter() -> None:
+        with cumem.use_memory_pool("other"):
+            kept.append(make(100, 1))
+            opened.set()
+            leave.wait(60)
+
+    thread = threading.Thread(target=enter)
+
+    def drop_slowly(pool: Any) -> None:
+        if not kept and not thread.is_alive():
+            thread.start()
+            opened.wait(0.5)
+        drop_pool(pool)
+
+    monkeypatch.setattr(backend, "drop_pool", drop_slowly)
+    with cumem.use_memory_pool("weights"):
+        tensor = make(100)
+    del tensor
+    try:
+        assert cumem.trim() > 0
+    finally:
+        leave.set()
+        thread.join(60)
+    assert holds_pattern(kept.pop(), 1)
+
+
+def test_tensors_die_in_cycles_on_other_threads_while_their_tag_moves() -> None:
+    with cumem.use_memory_pool("weights"):
+        kept = make(100_000, 1)
+    crew = Crew()
+
+    def cycles(_: int) -> None:
+        try:
+            with cumem.use_memory_pool("weights"):
+                cycle: list[object] = [make(5000)]
+        finally:
+            cycle.append(cycle)
+
+    crew.add("cycles", cycles)
+    crew.add("collector", lambda _: gc.collect(0))
+
+    def move(_: int) -> None:
+        with suppress(cumem.BusyError):  # a scope of the tag is open
+            cumem.sleep()
+        cumem.wake_up()
+
+    crew.add("mover", move)
+    crew.run(1.5)
+    gc.collect()
+    assert holds_pattern(kept, 1)
+
+
+def test_a_thread_without_a_context_may_free_and_ask(driver: DriverUnderTest) -> None:
+    with cumem.use_memory_pool("weights"):
+        awake = [make(30 * MIB, 1)]
+    with cumem.use_memory_pool("draft"):
+        asleep = [make(30 * MIB, 2)]
+    cumem.sleep(tags=["draft"])
+    before = driver.used_bytes()
+
+    def work() -> None:
+        awake.clear()
+        asleep.clear()
+        cumem.trim()
+        cumem.check()
+
+    in_thread(work)
+    assert before - driver.used_bytes() == 30 * MIB
+    assert cumem.stats().segment_bytes == 0
+    assert not cumem.is_sleeping()
+
+
+def test_a_thread_without_a_context_may_put_to_sleep_and_wake() -> None:
+    with cumem.use_memory_pool("weights"):
+        tensor = make(5000, 1)
+    in_thread(cumem.sleep)
+    in_thread(cumem.wake_up)
+    assert holds_pattern(tensor, 1)
+
+
+@pytest.mark.needs("slow copies")
+@pytest.mark.parametrize("call", ["sleep", "wake_up", "prepare"])
+def test_another_thread_ticks_during_a_long_call(driver: DriverUnderTest, call: str) -> None:
+    """kvcached#422: the lock of Python's interpreter is free while bytes move."""
+    with cumem.use_memory_pool("weights"):
+        tensor = make(30 * MIB, 1)
+    if call == "wake_up":
+        cumem.sleep()
+    longest, over = [0.0], threading.Event()
+
+    def tick() -> None:
+        last = time.perf_counter()
+        while not over.is_set():
+            time.sleep(0.001)
+            now = time.perf_counter()
+            longest[0], last = max(longest[0], now - last), now
+
+    thread = threading.Thread(target=tick)
+    thread.start()
+    driver.emulator.set_bandwidth(60 * MIB)
+    started = time.perf_counter()
+    if call == "prepare":
+        cumem.prepare(background=False)
+    else:
+        getattr(cumem, call)()
+    took = time.perf_counter() - started
+    over.set()
+    thread.join()
+    driver.emulator.set_bandwidth(0)
+    assert call == "prepare" or took > 0.4
+    assert longest[0] < 0.3, "a thread stood still"
+    cumem.wake_up()
+    assert holds_pattern(tensor, 1)
+
+
+@pytest.mark.needs("slow copies")
+def test_allocation_does_not_wait_for_the_sleep_of_another_tag(driver: DriverUnderTest) -> None:
+    with cumem.use_memory_pool("weights"):
+        tensor = make(30 * MIB, 1)
+    driver.emulator.set_bandwidth(30 * MIB)
+    thread = threading.Thread(target=cumem.sleep, kwargs={"tags": ["weights"]})
+    thread.start()
+    time.sleep(0.1)
+    with cumem.use_memory_pool("draft"):
+        other = [make(size, size) for size in (100, 3 * MIB, 12 * MIB)]
+    assert all(holds_pattern(one, one.numel()) for one in other)
+    other.clear()
+    cumem.trim("draft")
+    assert thread.is_alive(), "too fast to tell"
+    thread.join(60)
+    driver.emulator.set_bandwidth(0)
+    cumem.wake_up()
+    assert holds_pattern(tensor, 1)
+
+
+def test_two_threads_enter_a_tag_at_once_again_and_again() -> None:
+    """pytorch#161193: "beginAllocateToPool: already recording"."""
+    turn = threading.Barrier(2)
+    kept: dict[tuple[int, int], torch.Tensor] = {}
+    crew = Crew()
+
+    def enter(who: int) -> Callable[[int], None]:
+        def work(number: int) -> None:
+            if number >= 50:
+                return
+            turn.wait(60)
+            with cumem.use_memory_pool("weights"):
+                kept[who, number] = make(2000, who * 50 + number)
+
+        return work
+
+    crew.add("one", enter(0))
+    crew.add("two", enter(1))
+    crew.run(1.5)
+    cumem.sleep()
+    cumem.wake_up()
+    assert all(holds_pattern(kept[who, number], who * 50 + number) for who, number in kept)
+    kept.clear()
+
+
+def test_a_busy_sleep_names_the_thread_and_leaves_every_byte() -> None:
+    with cumem.use_memory_pool("weights"):
+        tensor = make(5000, 1)
+    with cumem.use_memory_pool("kv_cache"):
+        kv = make(5000, 2)
+    epochs = [cumem.epoch(tag) for tag in ("weights", "kv_cache")]
+    with scope_on_a_thread("kv_cache", name="decode-3"):
+        before = (state(), cumem.stats().host_bytes)
+        for call in ({}, {"level": 2}, {"offload_tags": ["weights"]}):
+            with pytest.raises(cumem.BusyError, match=r"'decode-3'.*'kv_cache'"):
+                cumem.sleep(**call)
+        assert (state(), cumem.stats().host_bytes) == before
+        assert holds_pattern(tensor, 1)
+        assert holds_pattern(kv, 2)
+    assert [cumem.epoch(tag) for tag in ("weights", "kv_cache")] == epochs
+
+
+# Scopes in every order
+
+
+STEPS = ("leave a", "leave b", "drop a", "drop b", "trim", "collect")
+
+
+@pytest.mark.parametrize("captured", [False, True], ids=["", "in a capture"])
+@pytest.mark.needs("capture without kernels")
+def test_scopes_and_pools_go_in_every_order(driver: DriverUnderTest, captured: bool) -> None:
+    """vllm#46050, pytorch#145168: pools that go before, between or after what is in them."""
+    cumem.configure(cumem.Options(warn_empty_scope=False))
+    orders = list(itertools.permutations(STEPS))[:: 9 if captured else 6]
+    for order in orders:
+        scopes = {name: cumem.use_memory_pool(f"tag {name}") for name in "ab"}
+        if captured:
+            driver.emulator.begin_capture()
+        kept = {}
+        for seed, (name, scope) in enumerate(scopes.items()):
+            scope.__enter__()
+            kept[name] = [make(3000, seed)]
+            kept[name].append(kept[name])  # only a collection ends it
+        for step in order:
+            action, _, name = step.partition(" ")
+            if action == "leave":
+                scopes.pop(name).__exit__(None, None, None)
+            elif action == "drop":
+                del kept[name]
+            elif action == "trim":
+                cumem.trim()
+            else:
+                gc.collect(0)
+        if captured:
+            driver.emulator.end_capture()
+        cumem.check()
+    gc.collect()
+    cumem.trim()
+    assert driver.used_bytes() == 0
+
+
+@pytest.mark.needs("capture without kernels")
+def test_a_pool_dropped_inside_a_capture_goes_when_the_capture_ends(
+    driver: DriverUnderTest,
+) -> None:
+    with cumem.use_memory_pool("weights"):
+        tensor = make(5000)
+    driver.emulator.begin_capture()
+    del tensor
+    cumem.trim()
+    gc.collect(0)
+    assert driver.used_bytes() > 0
+    driver.emulator.end_capture()  # it raises when the capture is spoilt
+    cumem.trim()
+    assert driver.used_bytes() == 0
+
+
+def test_an_abandoned_scope_of_a_dead_thread_can_be_left_by_another() -> None:
+    scopes = [cumem.use_memory_pool("weights")]
+    tensor = in_thread(lambda: (scopes[0].__enter__(), make(100, 1))[1])
+    with pytest.raises(cumem.BusyError):
+        cumem.sleep()
+    with pytest.raises(RuntimeError, match="another thread"):
+        scopes.pop().__exit__(None, None, None)
+    cumem.sleep()
+    cumem.wake_up()
+    assert holds_pattern(tensor, 1)
+
+
+def test_a_suspended_generator_may_end_on_any_thread() -> None:
+    def build() -> Iterator[torch.Tensor]:
+        with cumem.use_memory_pool("weights"):
+            yield make(100, 1)
+
+    generators = [build() for _ in range(3)]
+    tensors = [next(generator) for generator in generators]
+    in_thread(generators.pop().close)
+    generators.clear()
+    gc.collect()
+    cumem.sleep()
+    cumem.wake_up()
+    assert all(holds_pattern(tensor, 1) for tensor in tensors)
