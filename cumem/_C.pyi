@@ -9,6 +9,8 @@ class StatusError(RuntimeError):
     device: int
     free_bytes: int
     address: int
+    error: int
+    path: str
 
 class Driver:
     @property
@@ -30,12 +32,23 @@ class Owner:
     @property
     def graph(self) -> bool: ...
 
+class Store:
+    host: Store
+    disk: Store
+    source: Store
+    def __init__(self, value: int) -> None: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def value(self) -> int: ...
+
 class SegmentPlan:
     def __init__(
         self,
         segment: int,
         backup: Sequence[tuple[int, int]],
         unchanged: Sequence[tuple[int, int]],
+        store: Store,
     ) -> None: ...
 
 class CleanCheck:
@@ -53,6 +66,10 @@ class SleepResult:
     def freed_bytes(self) -> int: ...
     @property
     def copied_bytes(self) -> int: ...
+    @property
+    def disk_bytes(self) -> int: ...
+    @property
+    def reload_bytes(self) -> int: ...
     @property
     def pageable_bytes(self) -> int: ...
     @property
@@ -142,6 +159,11 @@ class DeviceInfo:
     @property
     def gpu_direct_rdma(self) -> bool: ...
 
+class FileConfig:
+    def __init__(
+        self, *, threads: int, buffer_bytes: int, ring_bytes: int, folder: str
+    ) -> None: ...
+
 class Config:
     def __init__(
         self,
@@ -152,6 +174,7 @@ class Config:
         allow_pageable: bool,
         retain_backup: bool,
         threads: int,
+        file: FileConfig,
     ) -> None: ...
 
 class Allocator:
@@ -194,11 +217,25 @@ class Allocator:
     def prepare_host(self, bytes: int, device: int) -> None: ...
     def configure(self, config: Config) -> None: ...
     def live_segments(self) -> int: ...
+    def file_bytes(self) -> int: ...
 
 class MemoryView:  # a buffer of host memory, and an array to who reads __cuda_array_interface__
     pass
 
+class File:
+    def __init__(self, descriptor: int, path: str, header_bytes: int) -> None: ...
+
 class Memory:
+    @staticmethod
+    def from_file(
+        allocator: Allocator,
+        bytes: int,
+        device: int,
+        owner: Owner,
+        file: File,
+        parts: Sequence[tuple[int, int, int]],
+        keep: bool,
+    ) -> Memory: ...
     def __init__(
         self, allocator: Allocator, bytes: int, device: int, stream: int, owner: Owner
     ) -> None: ...

@@ -14,7 +14,9 @@ from cumem.errors import (
     DriverError,
     HostOutOfMemoryError,
     IntegrityError,
+    StorageError,
 )
+from cumem.files import load_file
 from cumem.guarding import guard
 from cumem.hooks import HookHandle, SegmentRange, on_after_map, on_after_unmap, on_before_unmap
 from cumem.inspection import LiveBlock, covered, is_mapped, tag_of, uncovered
@@ -60,6 +62,7 @@ __all__ = [
     "SleepPlan",
     "SleepReport",
     "Stats",
+    "StorageError",
     "SwitchReport",
     "TagMark",
     "TagReport",
@@ -78,6 +81,7 @@ __all__ = [
     "is_mapped",
     "is_sleeping",
     "keep",
+    "load_file",
     "load_into",
     "mark_clean",
     "mark_dirty",

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 
 from cumem import _registry
-from cumem._plan import Request
+from cumem._plan import Request, require_disk_dir
 from cumem._text import choices
+from cumem.options import OnSleep
 
 _FILLS = {"zero": 0x00, "poison": 0xFF}
 
@@ -55,6 +56,21 @@ def check_tag(tag: object) -> None:
         raise TypeError(f"a tag must be a string, not {type(tag).__name__}")
     if not tag:
         raise ValueError("a tag must not be empty")
+
+
+def pool_policy(on_sleep: OnSleep | str | None, tag: str, *, has_file: bool = False) -> OnSleep:
+    """What a sleep is to do with new memory of ``tag``.
+
+    Raises:
+        ValueError: an unknown policy, or one that this memory or the options do not allow.
+        TypeError: neither a policy nor a string.
+    """
+    policy = OnSleep.of(on_sleep, tag)
+    if policy is OnSleep.RELOAD and not has_file:
+        raise ValueError("on_sleep='reload' is for what cumem.load_file loads: it needs a file")
+    if policy is OnSleep.DISK:
+        require_disk_dir()
+    return policy
 
 
 def fill_value(fill: str | None) -> int | None:

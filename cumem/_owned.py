@@ -20,7 +20,7 @@ from typing import Any, cast
 import torch
 
 from cumem import _C, _digest, _registry, _runtime, _snapshot
-from cumem._arguments import check_tag
+from cumem._arguments import check_tag, pool_policy
 from cumem._devices import DeviceLike, device_index
 from cumem._registry import PoolEntry
 from cumem._runtime import Runtime
@@ -135,14 +135,16 @@ def writing(tag: str, device: DeviceLike = None) -> Iterator[None]:
         _registry.close_scope(token)
 
 
-def template(tag: str, on_sleep: OnSleep | str | None, device: DeviceLike) -> PoolEntry:
+def template(
+    tag: str, on_sleep: OnSleep | str | None, device: DeviceLike, *, has_file: bool = False
+) -> PoolEntry:
     """Tag, device and policy of memory that has no pool of torch's; the device is ready.
 
     Raises:
         ValueError, TypeError: as :func:`allocate`. DriverError: no usable driver.
     """
     check_tag(tag)
-    policy = OnSleep.of(on_sleep, tag)
+    policy = pool_policy(on_sleep, tag, has_file=has_file)
     runtime = _runtime.current()
     index = device_index(device, runtime)
     _runtime.watch_streams(runtime, index)

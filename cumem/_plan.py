@@ -17,6 +17,13 @@ Range = tuple[int, int]  # address, bytes
 
 _DIGEST_ALIGNMENT = 16
 
+# Policies with contents that come back, and from where.
+_STORES = {
+    OnSleep.OFFLOAD: _C.Store.host,
+    OnSleep.DISK: _C.Store.disk,
+    OnSleep.RELOAD: _C.Store.source,
+}
+
 
 class Decision(NamedTuple):
     """One segment that goes to sleep.
@@ -25,6 +32,7 @@ class Decision(NamedTuple):
         backup: ranges that come back, in address order, without overlap.
         backup_bytes: their bytes.
         live_bytes: bytes of its live blocks.
+        store: where what comes back is meanwhile.
         unchanged: ranges that are declared as not written since they were backed up.
     """
 
@@ -33,6 +41,7 @@ class Decision(NamedTuple):
     backup_bytes: int
     live_bytes: int
     unchanged: list[Range]
+    store: _C.Store = _C.Store.host
 
     @property
     def discarded_bytes(self) -> int:
@@ -53,7 +62,8 @@ class Request:
         if own is OnSleep.KEEP or self.level == 0:
             return OnSleep.KEEP
         if self.offload_tags is not None:
-            return OnSleep.OFFLOAD if owner.tag in self.offload_tags else OnSleep.DISCARD
+            back = own if own in _STORES else OnSleep.OFFLOAD
+            return back if owner.tag in self.offload_tags else OnSleep.DISCARD
         return OnSleep.DISCARD if self.level == 2 else own
 
 
@@ -76,10 +86,29 @@ def decide(runtime: Runtime, request: Request) -> list[Decision]:
         segment = None if owner.graph else segments.get(info.address)
         blocks: list[Range] = [*_snapshot.live_in(info, segment)]
         meeting = _meeting(blocks, kept) if info.owner.pool else _parts_of(blocks, kept)
-        backup = merged(blocks if policy is OnSleep.OFFLOAD else meeting)
+        backup = merged(blocks if policy in _STORES else meeting)
+        store = _STORES.get(policy, _C.Store.host)
+        if store == _C.Store.disk:
+            require_disk_dir()
         unchanged = _unchanged(info, segment, clean)
-        decisions.append(Decision(info, backup, _total(backup), _total(blocks), unchanged))
+        decisions.append(Decision(info, backup, _total(backup), _total(blocks), unchanged, store))
     return decisions
+
+
+def plans(decisions: list[Decision]) -> list[_C.SegmentPlan]:
+    """What the core is told of these decisions."""
+    return [
+        _C.SegmentPlan(item.info.address, item.backup, item.unchanged, item.store)
+        for item in decisions
+    ]
+
+
+def require_disk_dir() -> None:
+    """Raises ValueError when the options name no folder for what sleeps to disk."""
+    if current_options().disk_dir is None:
+        raise ValueError(
+            "on_sleep='disk' needs a folder: cumem.configure(cumem.Options(disk_dir=...))"
+        )
 
 
 def _unchanged(

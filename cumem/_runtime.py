@@ -110,6 +110,12 @@ def core_config(chosen: options.Options) -> _C.Config:
         allow_pageable=chosen.allow_pageable,
         retain_backup=chosen.retain_backup,
         threads=chosen.host_threads,
+        file=_C.FileConfig(
+            threads=chosen.load_threads,
+            buffer_bytes=chosen.load_buffer_bytes,
+            ring_bytes=chosen.load_ring_bytes,
+            folder=chosen.disk_dir or "",
+        ),
     )
 
 

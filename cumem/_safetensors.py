@@ -10,6 +10,7 @@ that shrinks afterwards is not: reading a map past its end ends a process.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import stat
 from collections import Counter
@@ -61,12 +62,16 @@ class Header:
         tensors: by name, in the order of the file's bytes.
         metadata: the file's own notes.
         file_bytes: length of the file when it was read.
+        header_bytes: of these, what comes before the tensors.
+        digest: SHA-256 of these.
     """
 
     path: Path
     tensors: Mapping[str, TensorEntry]
     metadata: Mapping[str, str]
     file_bytes: int
+    header_bytes: int
+    digest: str
 
     @property
     def tensor_bytes(self) -> int:
@@ -98,10 +103,13 @@ def read_header(path: str | Path) -> Header:
     fields = parse_object(file, text, "header")
     metadata = _metadata(file, fields.pop(_METADATA, {}))
     start = _PREFIX_BYTES + len(text)
+    prefix = len(text).to_bytes(_PREFIX_BYTES, "little")
     entries = [_entry(file, name, value, start) for name, value in fields.items()]
     entries.sort(key=lambda entry: (entry.begin, entry.end))
     _check_layout(file, entries, start, file_bytes)
-    return Header(file, {entry.name: entry for entry in entries}, metadata, file_bytes)
+    tensors = {entry.name: entry for entry in entries}
+    digest = hashlib.sha256(prefix + text).hexdigest()
+    return Header(file, tensors, metadata, file_bytes, start, digest)
 
 
 def _header_text(file: Path) -> tuple[bytes, int]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from cumem import _C, _declared, _registry, _runtime, _snapshot, hooks
-from cumem._plan import Decision, Request, decide
+from cumem._plan import Decision, Request, decide, plans
 from cumem._runtime import Runtime
 from cumem._text import choices, size
 from cumem.errors import CumemError, translated
@@ -53,6 +53,8 @@ class Slept:
             discarded_bytes=sum(item.discarded_bytes for item in gone),
             copied_bytes=self.result.copied_bytes,
             skipped_bytes=offloaded - self.result.copied_bytes,
+            reload_bytes=self.result.reload_bytes,
+            disk_bytes=self.result.disk_bytes,
             host_bytes=runtime.allocator.host_usage().held_bytes,
             pageable_bytes=self.result.pageable_bytes,
             seconds=seconds,
@@ -107,7 +109,11 @@ def check() -> _C.CleanCheck:
 def host_bytes_wanted(runtime: Runtime, decisions: list[Decision]) -> int:
     """Host memory that a sleep would still have to take from the system."""
     usage = runtime.allocator.host_usage()
-    wanted = sum(item.backup_bytes for item in decisions if not item.info.asleep)
+    wanted = sum(
+        item.backup_bytes
+        for item in decisions
+        if item.store == _C.Store.host and not item.info.asleep
+    )
     there = kept_bytes(decisions) + usage.held_bytes - usage.used_bytes
     return max(0, wanted - there)
 
@@ -149,11 +155,6 @@ def _book_failure(runtime: Runtime, decisions: list[Decision]) -> list[_C.Segmen
     segments = runtime.allocator.segments()
     _book(runtime, decisions, {info.address for info in segments if info.asleep})
     return segments
-
-
-def plans(decisions: list[Decision]) -> list[_C.SegmentPlan]:
-    """What the core is told of these decisions."""
-    return [_C.SegmentPlan(item.info.address, item.backup, item.unchanged) for item in decisions]
 
 
 def plan_wake(

@@ -5,6 +5,7 @@ Every message says what failed, how much, where, what is left, and what to do.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -51,6 +52,10 @@ class CheckpointError(CumemError, ValueError):
     """A file is not what it should be. Nothing was loaded."""
 
 
+class StorageError(CumemError, OSError):
+    """The folder for backups refused: it is full, or cannot be read. Nothing was lost."""
+
+
 _DEAD = (
     "an earlier error (an illegal address or the like) has ended this CUDA context; "
     "no call can succeed any more: restart the process"
@@ -91,10 +96,24 @@ def from_status(error: _C.StatusError, operation: str, left: str, kind: str = "c
     if error.fault == "host_memory":
         needed = f"no room for {size(error.bytes)} of host memory ({error.call}{_why(error)})"
         return HostOutOfMemoryError(f"{operation}: {needed}; {size(error.free_bytes)} free. {left}")
+    if error.fault in ("source", "disk"):
+        return _file_error(error, operation, left)
     if error.fault == "integrity":
         at = f"{error.call} at {error.address:#x}{where}"
         return IntegrityError(f"{operation}: {at} is not what was put to sleep. {_DAMAGED}")
     return DriverError(f"{operation}: {_what(error, where)} failed{_why(error)}. {left}")
+
+
+def _file_error(error: _C.StatusError, operation: str, left: str) -> CumemError:
+    """For a file that cannot be read or written, or is not what it was."""
+    reason = f"{error.call} failed ({os.strerror(error.error)})" if error.error else error.call
+    amount = f", {size(error.bytes)} were wanted" if error.bytes and error.error else ""
+    text = f"{operation}: {error.path}: {reason}{amount}. {left}"
+    if error.fault == "source":
+        return CheckpointError(text)
+    failure = StorageError(text)
+    failure.errno = error.error
+    return failure
 
 
 def _what(error: _C.StatusError, where: str) -> str:

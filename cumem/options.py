@@ -24,6 +24,8 @@ class OnSleep(str, Enum):
     OFFLOAD = "offload"  # they come back
     DISCARD = "discard"  # they are gone
     KEEP = "keep"  # they stay on the device, and so does the memory
+    RELOAD = "reload"  # they come back from the file that they were loaded from
+    DISK = "disk"  # they come back from a private file in Options.disk_dir
 
     @classmethod
     def of(cls, value: OnSleep | str | None, tag: str) -> OnSleep:
@@ -68,6 +70,10 @@ class Options:
             what has changed. False: their memory goes back to the system at wake.
         clean_check: how a sleep finds out what has not changed: ``"digest"``,
             ``"never"`` or ``"declared"``.
+        disk_dir: folder for what sleeps to disk; it needs room for all of it.
+        load_threads: threads that read and write files; 0: one per processor, at most 16.
+        load_buffer_bytes: what one of them moves at a time, a multiple of 4 KiB.
+        load_ring_bytes: most pinned host memory for all of it, at most 1 GiB.
         host_threads: threads that touch new host memory; 0: one per processor.
         staging_bytes: the most that goes from a file to a module, or back, in one piece,
             at least 4 KiB. Host memory of twice that is used meanwhile.
@@ -83,6 +89,10 @@ class Options:
     host_threads: int = 0
     staging_bytes: int = 32 * MIB
     warn_empty_scope: bool = True
+    disk_dir: str | None = None
+    load_threads: int = 0
+    load_buffer_bytes: int = 16 * MIB
+    load_ring_bytes: int = 512 * MIB
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "clean_check", _clean_check(self.clean_check))
@@ -96,8 +106,14 @@ class Options:
             )
         if self.host_limit_bytes is not None and self.host_limit_bytes <= 0:
             raise ValueError(f"host_limit_bytes must be positive, not {self.host_limit_bytes}")
-        if self.host_threads < 0:
-            raise ValueError(f"host_threads must not be negative, not {self.host_threads}")
+        for name in ("host_threads", "load_threads"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must not be negative, not {getattr(self, name)}")
+        buffer, ring = self.load_buffer_bytes, self.load_ring_bytes
+        if buffer <= 0 or buffer % 4096:
+            raise ValueError(f"load_buffer_bytes must be a multiple of 4096, not {buffer}")
+        if not buffer <= ring <= 1024 * MIB:
+            raise ValueError(f"load_ring_bytes must be from {buffer} to 1 GiB, not {ring}")
         if self.staging_bytes < 4096:
             raise ValueError(f"staging_bytes must be at least 4096, not {self.staging_bytes}")
 
@@ -110,13 +126,14 @@ def _clean_check(value: CleanCheck | str) -> CleanCheck:
         raise ValueError(f"unknown clean_check {value!r}; choices: {names}") from None
 
 
+_MAY_BE_NONE = ("host_limit_bytes", "disk_dir")
 _BOOLEAN = ("allow_pageable", "retain_backup", "warn_empty_scope")
 
 
 def _check_type(name: str, value: object) -> None:
-    if name == "clean_check" or (name == "host_limit_bytes" and value is None):
+    if name == "clean_check" or (name in _MAY_BE_NONE and value is None):
         return
-    wanted = bool if name in _BOOLEAN else int
+    wanted = bool if name in _BOOLEAN else str if name == "disk_dir" else int
     if type(value) is not wanted:
         raise TypeError(f"{name} must be {wanted.__name__}, not {type(value).__name__}")
 

@@ -20,7 +20,7 @@ from types import TracebackType
 import torch
 
 from cumem import _C, _digest, _registry, _runtime, _snapshot
-from cumem._arguments import check_tag
+from cumem._arguments import check_tag, pool_policy
 from cumem._devices import DeviceLike, device_index
 from cumem._registry import PoolEntry
 from cumem._runtime import Runtime
@@ -222,8 +222,9 @@ def use_memory_pool(
     Args:
         tag: the name of the memory, any non-empty string.
         on_sleep: what a sleep does with the contents: ``"offload"`` (they come
-            back), ``"discard"`` (they are gone) or ``"keep"`` (they stay). Default:
-            discard for ``kv_cache`` and ``workspace``, offload for every other tag.
+            back), ``"disk"`` (they come back from ``Options.disk_dir``), ``"discard"``
+            (they are gone) or ``"keep"`` (they stay). Default: discard for
+            ``kv_cache`` and ``workspace``, offload for every other tag.
         device: a device, its index, or None for the current one.
 
     Raises:
@@ -232,7 +233,7 @@ def use_memory_pool(
         DriverError: no usable driver. Nothing is changed by any of these.
     """
     check_tag(tag)
-    return _Scope(_Wanted(tag, OnSleep.of(on_sleep, tag), device, graph=False))
+    return _Scope(_Wanted(tag, pool_policy(on_sleep, tag), device, graph=False))
 
 
 def graph_pool(
@@ -247,7 +248,7 @@ def graph_pool(
     Args and errors are those of :func:`use_memory_pool`.
     """
     check_tag(tag)
-    return _Scope(_Wanted(tag, OnSleep.of(on_sleep, tag), device, graph=True))
+    return _Scope(_Wanted(tag, pool_policy(on_sleep, tag), device, graph=True))
 
 
 def _check_out(runtime: Runtime, template: PoolEntry) -> PoolEntry:

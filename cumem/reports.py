@@ -22,6 +22,8 @@ class SleepReport:
         discarded_bytes: live bytes that will not.
         copied_bytes: of the offloaded, bytes that were moved by this call.
         skipped_bytes: of the offloaded, bytes that were not, because they had not changed.
+        reload_bytes: of these, bytes that are left to the files they were loaded from.
+        disk_bytes: bytes on disk that hold backups of what went to sleep.
         host_bytes: host memory that cumem holds after the call.
         pageable_bytes: of that, memory the driver refused to pin (slower copies).
         seconds: wall time of the call.
@@ -37,6 +39,8 @@ class SleepReport:
     discarded_bytes: int = 0
     copied_bytes: int = 0
     skipped_bytes: int = 0
+    reload_bytes: int = 0
+    disk_bytes: int = 0
     host_bytes: int = 0
     pageable_bytes: int = 0
     seconds: float = 0.0
@@ -47,11 +51,13 @@ class SleepReport:
 
     def __str__(self) -> str:
         pageable = f", {size(self.pageable_bytes)} of it pageable" if self.pageable_bytes else ""
+        files = f", left to files {size(self.reload_bytes)}" if self.reload_bytes else ""
+        disk = f", disk {size(self.disk_bytes)}" if self.disk_bytes else ""
         return (
             f"slept {_names(self.tags)}: freed {size(self.freed_bytes)}, "
             f"offloaded {size(self.offloaded_bytes)} (copied {size(self.copied_bytes)}, "
             f"skipped {size(self.skipped_bytes)}), discarded {size(self.discarded_bytes)}, "
-            f"host {size(self.host_bytes)}{pageable}, in {self.seconds:.3f} s"
+            f"host {size(self.host_bytes)}{pageable}{files}{disk}, in {self.seconds:.3f} s"
         )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from cumem import _operation, _runtime, _snapshot, _transition, hooks, waking
 from cumem._arguments import described, fill_value, sleep_request
-from cumem._plan import Request, decide
+from cumem._plan import Request, decide, plans
 from cumem._runtime import Runtime
 from cumem.errors import translated
 from cumem.reports import SwitchReport
@@ -84,7 +84,7 @@ def _carry_out(
         with translated(job.operation, _LEFT, runtime.backend.device_type):
             _transition.clear_caches_when_short(runtime, job.segments, leaving)
             results = runtime.allocator.exchange(
-                _transition.plans(decisions), _transition.check(), arriving, job.fill
+                plans(decisions), _transition.check(), arriving, job.fill
             )
     except BaseException:
         _transition.book_failed_switch(runtime, decisions, job)

@@ -61,7 +61,8 @@ Status Allocator::keep_margin(std::size_t bytes, const Device& device) const {
   return status;
 }
 
-Status Allocator::make_segment(std::size_t bytes, Device& device, std::unique_ptr<Segment>& out) {
+Status Allocator::reserve_segment(std::size_t bytes, Device& device,
+                                  std::unique_ptr<Segment>& out) {
   std::size_t chunk_bytes = 0;
   {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -69,6 +70,15 @@ Status Allocator::make_segment(std::size_t bytes, Device& device, std::unique_pt
   }
   auto segment = std::make_unique<Segment>();
   Status status = segment->reserve(device, device.round_up(bytes), chunk_bytes);
+  if (!status.ok()) return status;
+  segment->asked_bytes = bytes;
+  out = std::move(segment);
+  return {};
+}
+
+Status Allocator::make_segment(std::size_t bytes, Device& device, std::unique_ptr<Segment>& out) {
+  std::unique_ptr<Segment> segment;
+  Status status = reserve_segment(bytes, device, segment);
   if (!status.ok()) return status;
   if (status = segment->map(); !status.ok()) {
     // What map() could not undo is kept, and its addresses with it.
@@ -101,10 +111,36 @@ Status Allocator::malloc(std::size_t bytes, int ordinal, CUstream stream, Owner 
     return status;
   }
   segment->owner = std::move(owner);
-  segment->asked_bytes = bytes;
   out = segment->address();
   publish(std::move(segment));
   return {};
+}
+
+Status Allocator::reserve(std::size_t bytes, int ordinal, Owner owner,
+                          std::unique_ptr<Source> source, CUdeviceptr& out) {
+  out = 0;
+  Device* device = nullptr;
+  std::unique_ptr<Segment> segment;
+  drain();
+  if (Status status = this->device(ordinal, &device); !status.ok()) return status;
+  RelaxedCapture relaxed(*driver_);
+  ContextGuard context(*device);
+  Status status = context.status();
+  if (status.ok()) status = reserve_segment(bytes, *device, segment);
+  if (!status.ok()) return status;
+  for (FilePart& part : source->parts) part.range.address += segment->address();
+  segment->owner = std::move(owner);
+  segment->state = SegmentState::asleep;
+  segment->backup.reload = source->parts;
+  segment->source = std::move(source);
+  out = segment->address();
+  publish(std::move(segment));
+  return {};
+}
+
+FileMeans Allocator::file_means() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return {host_, config_.file, file_bytes_};
 }
 
 void Allocator::publish(std::unique_ptr<Segment> segment) {

@@ -57,6 +57,11 @@ class Allocator {
   // Fresh memory has undefined contents.
   Status malloc(std::size_t bytes, int device, CUstream stream, Owner owner, CUdeviceptr& out);
 
+  // A new sleeping segment with the contents of `source`, at least `bytes` long: a wake
+  // reads them. 0 and a Status when there is none.
+  Status reserve(std::size_t bytes, int device, Owner owner, std::unique_ptr<Source> source,
+                 CUdeviceptr& out);
+
   // Ends a segment in whatever state, after work that may still use it. Cannot
   // fail: what goes wrong is counted (FreeCounters). During a capture it is put
   // off to the next call that finds none.
@@ -107,6 +112,8 @@ class Allocator {
   // memory stays asleep. Fault::invalid: it is awake, or has no backup. On failure
   // part of `out` may be written.
   Status read_backup(const Range& range, std::byte* out);
+  // Bytes moved between files and devices so far, also by an operation under way.
+  std::uint64_t file_bytes() const noexcept { return file_bytes_; }
 
   HostStore& host() noexcept { return host_; }
   const Driver& driver() const noexcept { return *driver_; }
@@ -118,7 +125,11 @@ class Allocator {
 
   Status make_segment(std::size_t bytes, Device& device, std::unique_ptr<Segment>& out);
   Status keep_margin(std::size_t bytes, const Device& device) const;
+  Status reserve_segment(std::size_t bytes, Device& device, std::unique_ptr<Segment>& out);
   void publish(std::unique_ptr<Segment> segment);
+  FileMeans file_means();
+  Status leave_to_sources(std::vector<Leaving>& leaving, CleanCheck check, Transition& transition);
+  Status prove_reloaded(const std::vector<Segment*>& segments);
   const Segment* around(CUdeviceptr address) const;       // pre: mutex_ is held
   std::unique_ptr<Segment> extract(CUdeviceptr address);  // pre: mutex_ is free
   void end(std::unique_ptr<Segment> segment) noexcept;    // pre: mutex_ is free
@@ -148,6 +159,7 @@ class Allocator {
   std::mutex devices_mutex_;
   std::map<int, std::unique_ptr<Device>> devices_;
   HostStore host_;
+  std::atomic<std::uint64_t> file_bytes_{0};
   std::mutex operation_;
   mutable std::mutex mutex_;
   Config config_;

@@ -38,8 +38,8 @@ Status verify_segment(const Segment& segment) {
   if (awake && segment.mapped_bytes() != segment.bytes())
     return disagreement("mapped bytes of an awake segment", segment, segment.mapped_bytes());
   const std::size_t wanted = total_bytes(segment.backup.ranges);
-  if (segment.backup.host.bytes() < wanted)
-    return disagreement("host bytes of a backup", segment, wanted);
+  if (segment.backup.host.bytes() + segment.backup.disk.bytes() < wanted)
+    return disagreement("bytes of a backup", segment, wanted);
   return segment.verify();
 }
 

@@ -55,6 +55,23 @@ Status Allocator::take_host_memory(std::vector<Leaving>& leaving) {
   return try_to_take_host_memory(host_, leaving);
 }
 
+// What the file still holds needs no host memory, so this comes before it is taken.
+Status Allocator::leave_to_sources(std::vector<Leaving>& leaving, CleanCheck check,
+                                   Transition& transition) {
+  const bool any = std::any_of(leaving.begin(), leaving.end(),
+                               [](const Leaving& item) { return item.segment->source != nullptr; });
+  if (!any) return {};
+  if (Status status = wait_for_devices(transition); !status.ok()) return status;
+  for (Leaving& item : leaving) {
+    Device& device = item.segment->device();
+    ContextGuard context(device);
+    Status status = context.status();
+    if (status.ok()) status = leave_to_source(item, check, digester_of(device));
+    if (!status.ok()) return status;
+  }
+  return {};
+}
+
 Digester* Allocator::digester_of(const Device& device) {
   std::lock_guard<std::mutex> lock(mutex_);
   auto found = digesters_.find(device.ordinal());
@@ -94,15 +111,18 @@ Status Allocator::sleep_alone(const SleepRequest& request, SleepResult& result) 
   drain();
   Transition transition(*this);
   std::vector<Leaving> leaving;
-  Transfers transfers(Device::Direction::to_host);  // after what it copies: it waits before the
-                                                    // backups go
+  Transfers transfers(Device::Direction::to_host, file_means());  // after what it copies: it waits
+                                                                  // before the backups go
   Stopwatch watch(result.phases);
 
   Status status = select_leaving(request, transition, leaving);
   if (status.ok()) status = transition.refuse_captures();
   watch.lap("plan");
+  if (status.ok()) status = leave_to_sources(leaving, request.clean_check, transition);
+  watch.lap("source");
   if (status.ok()) take_kept_backups(leaving, transition);
   if (status.ok()) status = take_host_memory(leaving);
+  if (status.ok()) status = take_disk(leaving, file_means().config.folder);
   watch.lap("host_memory");
   if (status.ok()) status = wait_for_devices(transition);
   watch.lap("wait");

@@ -42,8 +42,10 @@ Status Allocator::exchange_alone(const SwitchRequest& request, SwitchResult& res
   Status status = select_leaving(request.sleep, transition, leaving);
   const std::vector<Segment*> arriving = select_arriving(request.wake, transition);
   if (status.ok()) status = transition.refuse_captures();
+  if (status.ok()) status = leave_to_sources(leaving, request.sleep.clean_check, transition);
   if (status.ok()) take_kept_backups(leaving, transition);
   if (status.ok()) status = take_host_memory(leaving);
+  if (status.ok()) status = take_disk(leaving, file_means().config.folder);
   if (status.ok()) status = pin_if_required(leaving);
   if (status.ok()) status = wait_for_devices(transition);
   watch.lap("plan");
@@ -57,8 +59,8 @@ Status Allocator::exchange_alone(const SwitchRequest& request, SwitchResult& res
 Status Allocator::exchange_all(const SwitchRequest& request, std::vector<Leaving>& leaving,
                                const std::vector<Segment*>& arriving, Transition& transition,
                                SwitchResult& result, std::vector<Segment*>& arrived) {
-  Transfers out(Device::Direction::to_host);
-  Transfers in(Device::Direction::to_device);
+  Transfers out(Device::Direction::to_host, file_means());
+  Transfers in(Device::Direction::to_device, file_means());
   const std::vector<Device*> devices = transition.devices();
   for (Device* device : devices) {
     out.on(*device);
@@ -67,7 +69,8 @@ Status Allocator::exchange_all(const SwitchRequest& request, std::vector<Leaving
   std::mutex results;
   Status status = on_each(devices, [&](Device& device) {
     Saver saver(out.on(device), digester_of(device), request.sleep.clean_check);
-    Exchange exchange(device, saver, out.on(device), in.on(device), transition);
+    Exchange exchange(device, saver, out.on(device), in.on(device), digester_of(device),
+                      transition);
     for (Leaving& item : leaving)
       if (&item.segment->device() == &device) exchange.leave(item);
     for (Segment* segment : arriving)
@@ -76,6 +79,8 @@ Status Allocator::exchange_all(const SwitchRequest& request, std::vector<Leaving
     Status one = exchange.run(request.wake, slept);
     std::lock_guard<std::mutex> lock(results);
     result.sleep.freed_bytes += slept.freed_bytes;
+    result.sleep.disk_bytes += slept.disk_bytes;
+    result.sleep.reload_bytes += slept.reload_bytes;
     for (const auto& [phase, seconds] : slept.phases) result.sleep.phases[phase] += seconds;
     result.sleep.segments.insert(result.sleep.segments.end(), slept.segments.begin(),
                                  slept.segments.end());

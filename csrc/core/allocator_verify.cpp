@@ -17,8 +17,9 @@ Status Allocator::verify_saved(std::vector<Leaving>& leaving, const SleepRequest
           digest_device(device, digester_of(device), item.backup.ranges, item.backup.digests);
       if (!status.ok()) return status;
     }
-    Status status =
-        compare(item.backup, digest_host(item.backup), "backup in host memory", device.ordinal());
+    std::vector<Digest> saved;
+    Status status = digest_backup(item.backup, saved);
+    if (status.ok()) status = compare(item.backup, saved, "backup", device.ordinal());
     if (!status.ok()) return status;
   }
   return {};
@@ -34,8 +35,9 @@ Status Allocator::verify_restored(const std::vector<Segment*>& waking, bool veri
     ContextGuard context(device);
     std::vector<Digest> now;
     // Digests are the backup's own; without them the backup itself is the measure.
-    if (segment->backup.digests.empty()) segment->backup.digests = digest_host(segment->backup);
     status = context.status();
+    if (status.ok() && segment->backup.digests.empty())
+      status = digest_backup(segment->backup, segment->backup.digests);
     if (status.ok())
       status = digest_device(device, digester_of(device), segment->backup.ranges, now);
     if (status.ok()) status = compare(segment->backup, now, "memory after wake", device.ordinal());

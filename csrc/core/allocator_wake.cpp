@@ -7,6 +7,7 @@
 // mapped; the segments are asleep with their backups, as before, and the call can
 // be repeated.
 #include <algorithm>
+#include <functional>
 #include <utility>
 
 #include "core/allocator.h"
@@ -17,8 +18,8 @@ namespace cumem {
 namespace {
 
 Status wake_all(const std::vector<Segment*>& waking, const std::vector<Device*>& devices,
-                const WakeRequest& request, WakeResult& result) {
-  Transfers transfers(Device::Direction::to_device);
+                const WakeRequest& request, const FileMeans& means, WakeResult& result) {
+  Transfers transfers(Device::Direction::to_device, means);
   Stopwatch watch(result.phases);
   for (Device* device : devices) transfers.on(*device);
   Status status = on_each(devices, [&](Device& device) {
@@ -37,9 +38,11 @@ Status wake_all(const std::vector<Segment*>& waking, const std::vector<Device*>&
 }
 
 // pre: the segment's context is current. On failure nothing of it is mapped.
-Status bring_one(Segment& segment, const WakeRequest& request, Transfer& transfer) {
+Status bring_one(Segment& segment, const WakeRequest& request, Transfer& transfer,
+                 Digester* digester) {
   Event event;
   Status status = map_and_restore(segment, request.fill, transfer);
+  if (status.ok()) status = wait_and_prove(segment, transfer, digester);
   if (status.ok()) status = transfer.mark(event);
   if (status.ok()) {
     request.progress->submitted(segment, std::move(event));
@@ -49,6 +52,13 @@ Status bring_one(Segment& segment, const WakeRequest& request, Transfer& transfe
   (void)segment.unmap();
   return status;
 }
+
+// What a piecewise wake takes of its allocator.
+struct Means {
+  bool retain;
+  FileMeans file;
+  std::function<Digester*(const Device&)> digester_of;
+};
 
 // What was submitted and is not awake yet, in order.
 class Arrivals {
@@ -100,17 +110,20 @@ class Arrivals {
 
 // One after the other, devices too: what is needed first is asked for first. When the
 // driver refuses a wait, what is there nevertheless stays awake: others may use it.
-Status wake_piecewise(const std::vector<Segment*>& waking, const WakeRequest& request, bool retain,
-                      Transition& transition, WakeResult& result, std::vector<Backup>& spent) {
-  Transfers transfers(Device::Direction::to_device);
+Status wake_piecewise(const std::vector<Segment*>& waking, const WakeRequest& request,
+                      const Means& means, Transition& transition, WakeResult& result,
+                      std::vector<Backup>& spent) {
+  Transfers transfers(Device::Direction::to_device, means.file);
   Stopwatch watch(result.phases);
-  Arrivals arrivals(request, retain, transition, result, spent);
+  Arrivals arrivals(request, means.retain, transition, result, spent);
   Status status;
   for (auto next = waking.begin(); next != waking.end() && status.ok(); ++next) {
     Segment& segment = **next;
     ContextGuard context(segment.device());
     status = context.status();
-    if (status.ok()) status = bring_one(segment, request, transfers.on(segment.device()));
+    if (status.ok())
+      status = bring_one(segment, request, transfers.on(segment.device()),
+                         means.digester_of(segment.device()));
     if (status.ok()) arrivals.add(segment);
     arrivals.publish_reached();
   }
@@ -127,12 +140,27 @@ Status wake_piecewise(const std::vector<Segment*>& waking, const WakeRequest& re
 
 Status Allocator::wake_whole(const WakeRequest& request, const std::vector<Segment*>& waking,
                              Transition& transition, WakeResult& result) {
-  Status status = wake_all(waking, transition.devices(), request, result);
+  Status status = wake_all(waking, transition.devices(), request, file_means(), result);
+  if (status.ok()) status = prove_reloaded(waking);
   if (status.ok()) status = verify_restored(waking, request.verify, result);
   if (status.ok()) return {};
   unmap_all(waking);
   result = {};
   return status;
+}
+
+Status Allocator::prove_reloaded(const std::vector<Segment*>& segments) {
+  for (Segment* segment : segments) {
+    if (segment->backup.reload.empty()) continue;
+    Device& device = segment->device();
+    ContextGuard context(device);
+    Status status = context.status();
+    if (status.ok())
+      status =
+          cumem::prove_reloaded(*segment->source, segment->backup, device, digester_of(device));
+    if (!status.ok()) return status;
+  }
+  return {};
 }
 
 Status Allocator::wake(const WakeRequest& request, WakeResult& result) {
@@ -146,7 +174,11 @@ Status Allocator::wake(const WakeRequest& request, WakeResult& result) {
   const std::vector<Segment*> waking = select_arriving(request, transition);
   Status status = transition.refuse_captures();
   if (request.progress) {
-    if (status.ok()) status = wake_piecewise(waking, request, retain, transition, result, spent);
+    if (status.ok()) {
+      const Means means{retain, file_means(),
+                        [this](const Device& device) { return digester_of(device); }};
+      status = wake_piecewise(waking, request, means, transition, result, spent);
+    }
     request.progress->finish(status);
   } else if (status.ok()) {
     status = wake_whole(request, waking, transition, result);

@@ -17,17 +17,34 @@ Status map_and_restore(Segment& segment, const std::optional<unsigned char>& fil
                        Transfer& transfer, PhysicalPool* pool) {
   if (Status status = segment.map(pool); !status.ok()) return status;
   // The fill goes first on the same stream, so a backup always has the last word.
-  if (fill && total_bytes(segment.backup.ranges) < segment.bytes()) {
+  const Backup& backup = segment.backup;
+  if (fill && total_bytes(backup.ranges) + total_bytes(backup.reload) < segment.bytes()) {
     Status status = transfer.fill({segment.address(), segment.bytes()}, *fill);
     if (!status.ok()) return status;
   }
-  return segment.backup.ranges.empty() ? Status{} : transfer.copy(segment.backup);
+  if (!backup.ranges.empty())
+    if (Status status = transfer.copy(backup); !status.ok()) return status;
+  if (backup.reload.empty()) return {};
+  const File& file = *segment.source->file;
+  Status status = file.prove();
+  return status.ok() ? transfer.read(file, backup.reload) : status;
+}
+
+Status wait_and_prove(Segment& segment, Transfer& transfer, Digester* digester) {
+  if (segment.backup.reload.empty()) return {};
+  if (Status status = transfer.wait(); !status.ok()) return status;
+  return prove_reloaded(*segment.source, segment.backup, segment.device(), digester);
 }
 
 void publish_awake(const std::vector<Segment*>& segments, bool retain, Transition& transition,
                    WakeResult& result, std::vector<Backup>& spent) {
+  std::vector<std::unique_ptr<Source>> used_up;  // closed when the mutex is free
   transition.publish([&] {
     for (Segment* segment : segments) {
+      if (segment->source && !segment->source->keep) {
+        used_up.push_back(std::move(segment->source));
+        segment->backup.reload.clear();
+      }
       segment->state = SegmentState::awake;
       result.segments.push_back(segment->address());
       result.mapped_bytes += segment->bytes();

@@ -4,6 +4,7 @@
 #include <optional>
 #include <vector>
 
+#include "core/digester.h"
 #include "core/requests.h"
 #include "core/segment.h"
 #include "core/status.h"
@@ -20,6 +21,10 @@ std::vector<Segment*> select_arriving(const WakeRequest& request, Transition& tr
 // Memory comes from `pool` where there is one and it fits.
 Status map_and_restore(Segment& segment, const std::optional<unsigned char>& fill,
                        Transfer& transfer, PhysicalPool* pool = nullptr);
+
+// Waits for what the segment's source was read for and proves that it is what was loaded;
+// nothing for other segments. pre: the same; `digester` may be null.
+Status wait_and_prove(Segment& segment, Transfer& transfer, Digester* digester);
 
 // Publishes restored segments as awake. Backups that are not to be retained go to
 // `spent`, so that they are dropped when the caller lets go of them.

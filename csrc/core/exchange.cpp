@@ -76,6 +76,7 @@ Status Exchange::bring_in(const WakeRequest& request, SleepResult& result) {
       if (Status status = make_room(fresh, result); !status.ok()) return status;
     if (fresh > 0 && fresh + reserve_ > room_ && !last_chance) return {};
     Status status = map_and_restore(next, request.fill, in_, &pool_);
+    if (status.ok()) status = wait_and_prove(next, in_, digester_);
     if (status.fault == Fault::device_memory && !last_chance) {
       room_ = 0;
       return {};

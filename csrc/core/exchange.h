@@ -28,8 +28,15 @@ namespace cumem {
 class Exchange {
  public:
   // pre: the device has no work of others; the context is current from here on.
-  Exchange(Device& device, Saver& saver, Transfer& out, Transfer& in, Transition& transition)
-      : device_(device), saver_(saver), out_(out), in_(in), transition_(transition) {}
+  // `digester` may be null.
+  Exchange(Device& device, Saver& saver, Transfer& out, Transfer& in, Digester* digester,
+           Transition& transition)
+      : device_(device),
+        saver_(saver),
+        out_(out),
+        in_(in),
+        digester_(digester),
+        transition_(transition) {}
 
   void leave(Leaving& item) { leaving_.push_back(Departure{&item, {}, false}); }
   void arrive(Segment& segment) { arriving_.push_back(&segment); }
@@ -59,6 +66,7 @@ class Exchange {
   Saver& saver_;
   Transfer& out_;
   Transfer& in_;
+  Digester* const digester_;
   Transition& transition_;
   PhysicalPool pool_;
   std::vector<Departure> leaving_;

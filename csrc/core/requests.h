@@ -13,6 +13,7 @@
 
 #include "core/host_store.h"
 #include "core/segment.h"
+#include "core/staging.h"
 #include "core/wake_progress.h"
 
 namespace cumem {
@@ -21,6 +22,14 @@ struct Config {
   std::size_t chunk_bytes = std::size_t{256} << 20;
   std::size_t margin_bytes = 0;  // of device memory, that malloc leaves free
   HostConfig host;
+  FileConfig file;
+};
+
+// Where a sleep puts the contents that come back.
+enum class Store : std::uint8_t {
+  host,    // in host memory
+  disk,    // in a private file in FileConfig::folder
+  source,  // left to the segment's source where they are unchanged, else in host memory
 };
 
 // One segment to put to sleep. `backup` holds the ranges whose contents come
@@ -30,6 +39,7 @@ struct SegmentPlan {
   CUdeviceptr segment = 0;
   std::vector<Range> backup = {};
   std::vector<Range> unchanged = {};  // what the caller declares as not written since it woke
+  Store store = Store::host;
 };
 
 // How a sleep finds out what its backups hold already.
@@ -73,6 +83,8 @@ using Phases = std::map<std::string, double>;  // seconds
 struct SleepResult {
   std::size_t freed_bytes = 0;        // physical memory that went back to the driver
   std::size_t copied_bytes = 0;       // moved to the host
+  std::size_t disk_bytes = 0;         // in backups on disk
+  std::size_t reload_bytes = 0;       // left to files that hold them
   std::size_t pageable_bytes = 0;     // of the arena, not pinned
   bool digested = false;              // the devices computed digests
   std::vector<CUdeviceptr> segments;  // that went to sleep now

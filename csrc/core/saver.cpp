@@ -11,12 +11,6 @@ bool aligned(const std::vector<Range>& ranges) noexcept {
                      [](const Range& range) { return range.address % 16 == 0; });
 }
 
-bool covers(const std::vector<Range>& ranges, const Range& piece) noexcept {
-  return std::any_of(ranges.begin(), ranges.end(), [&](const Range& range) {
-    return range.address <= piece.address && piece.end() <= range.end();
-  });
-}
-
 std::size_t count_pieces(const std::vector<Range>& ranges) noexcept {
   std::size_t count = 0;
   for (const Range& range : ranges) count += (range.bytes + kDigestBytes - 1) / kDigestBytes;
@@ -38,7 +32,7 @@ Status Saver::save(Backup& backup, const std::vector<Range>& unchanged) {
   return for_each_piece(
       backup.ranges, [&](const Range& piece, std::size_t index, std::size_t offset) -> Status {
         if (trusted)
-          return covers(unchanged, piece) ? Status{} : transfer_.copy(piece, backup.host, offset);
+          return covers(unchanged, piece) ? Status{} : transfer_.copy(piece, backup, offset);
         filling_.push_back({&backup, index, piece, offset});
         return filling_.size() < Digester::kBatch ? Status{} : launch();
       });
@@ -72,7 +66,7 @@ Status Saver::copy_changed(const std::vector<Job>& jobs, const Digest* digests) 
   const Job* first = nullptr;
   auto flush = [&]() -> Status {
     const Job* start = std::exchange(first, nullptr);
-    return start == nullptr ? Status{} : transfer_.copy(run, start->backup->host, start->offset);
+    return start == nullptr ? Status{} : transfer_.copy(run, *start->backup, start->offset);
   };
   for (std::size_t i = 0; i < jobs.size(); ++i) {
     const Job& job = jobs[i];

@@ -26,7 +26,7 @@ class Saver {
   // running: wait for the transfer and the digester before memory goes.
 
   // Saves every range of `backup`, which must stay where it is until finish().
-  // pre: the host block has room for the ranges; where backup.filled, it holds
+  // pre: the backup's memory or file has room for the ranges; where backup.filled, it holds
   // what backup.digests describe. `unchanged` counts under CleanCheck::declared.
   Status save(Backup& backup, const std::vector<Range>& unchanged);
   // Compares and submits what is left. The copies may still run.
@@ -37,7 +37,7 @@ class Saver {
     Backup* backup;
     std::size_t index;  // of the piece, in backup->digests
     Range range;
-    std::size_t offset;  // in the host block
+    std::size_t offset;  // in the backup
   };
   bool digests() const noexcept { return digester_ != nullptr && check_ == CleanCheck::digest; }
   Status launch();
@@ -51,22 +51,5 @@ class Saver {
   std::vector<Job> running_;  // the batch on the device
   std::size_t slot_ = 0;      // of the running batch
 };
-
-// Calls visit(piece, index, offset) -> Status for each piece of the ranges.
-template <class Visit>
-Status for_each_piece(const std::vector<Range>& ranges, const Visit& visit) {
-  std::size_t index = 0;
-  std::size_t offset = 0;
-  for (const Range& range : ranges) {
-    for (std::size_t done = 0; done < range.bytes; ++index) {
-      const std::size_t bytes = std::min(kDigestBytes, range.bytes - done);
-      Status status = visit(Range{range.address + done, bytes}, index, offset);
-      if (!status.ok()) return status;
-      done += bytes;
-      offset += bytes;
-    }
-  }
-  return {};
-}
 
 }  // namespace cumem

@@ -13,30 +13,31 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "core/device.h"
+#include "core/file.h"
 #include "core/handles.h"
 #include "core/host_store.h"
 #include "core/physical_pool.h"
+#include "core/range.h"
+#include "core/source.h"
 #include "core/status.h"
 #include "digest/digest.h"
 
 namespace cumem {
 
-struct Range {
-  CUdeviceptr address = 0;
-  std::size_t bytes = 0;
-  CUdeviceptr end() const noexcept { return address + bytes; }
-};
-
 // The bytes of one segment's live blocks: ranges in address order, their
-// contents one after the other in `host`. It may be kept while the segment is
-// awake, so that the next sleep copies only what has changed.
+// contents one after the other in `host` or in `disk`. It may be kept while the segment
+// is awake, so that the next sleep copies only what has changed. `reload` is what comes
+// from the segment's source instead.
 struct Backup {
   std::vector<Range> ranges;
   HostBlock host;
+  FileBlock disk;
+  std::vector<FilePart> reload;
   bool filled = false;          // host holds the contents of some moment
   std::vector<Digest> digests;  // of that moment, one a piece; empty: not known
 };
@@ -92,10 +93,11 @@ class Segment {
   Owner owner;
   SegmentState state = SegmentState::awake;
   Backup backup;
-  std::size_t asked_bytes = 0;  // of bytes(), what malloc was asked for
-  std::uint64_t serial = 0;     // order of allocation
-  bool in_transition = false;   // a sleep or wake is working on it, without the mutex
-  bool doomed = false;          // freed meanwhile: goes when the transition ends
+  std::unique_ptr<Source> source;  // null: its contents are in no file
+  std::size_t asked_bytes = 0;     // of bytes(), what malloc was asked for
+  std::uint64_t serial = 0;        // order of allocation
+  bool in_transition = false;      // a sleep or wake is working on it, without the mutex
+  bool doomed = false;             // freed meanwhile: goes when the transition ends
 
  private:
   struct Chunk {

@@ -72,6 +72,10 @@ const char* fault_name(Fault fault) noexcept {
       return "invalid";
     case Fault::integrity:
       return "integrity";
+    case Fault::source:
+      return "source";
+    case Fault::disk:
+      return "disk";
     case Fault::driver:
       return "driver";
   }

@@ -15,6 +15,8 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
+#include <string>
 
 namespace cumem {
 
@@ -29,6 +31,8 @@ enum class Fault : std::uint8_t {
   unsupported,    // this driver or device cannot do it
   invalid,        // the request does not fit the state (a caller's mistake)
   integrity,      // bytes or books do not agree
+  source,         // the file that contents come from cannot be read, or has changed
+  disk,           // the folder for backups, or a file in it, refused
   driver,         // any other error of the driver
 };
 
@@ -40,6 +44,8 @@ struct Status {
   int device = -1;             // ordinal, or -1
   std::size_t free_bytes = 0;  // free on that device (or host), when fault is a memory fault
   std::uintptr_t address = 0;  // the segment concerned, or 0
+  int error = 0;               // errno, where the system refused
+  std::shared_ptr<const std::string> path;  // the file concerned, where there is one
 
   bool ok() const noexcept { return fault == Fault::none; }
 };

@@ -1,12 +1,8 @@
 #include "core/transfer.h"
 
-namespace cumem {
+#include <utility>
 
-std::size_t total_bytes(const std::vector<Range>& ranges) noexcept {
-  std::size_t bytes = 0;
-  for (const Range& range : ranges) bytes += range.bytes;
-  return bytes;
-}
+namespace cumem {
 
 Status Transfer::open() {
   return stream_ != nullptr ? Status{} : device_.copy_stream(direction_, &stream_);
@@ -24,11 +20,41 @@ Status Transfer::submit(CUdeviceptr device, std::byte* host, std::size_t bytes) 
 
 Status Transfer::copy(const Backup& backup) {
   std::size_t offset = 0;
+  if (backup.disk.bytes() > 0) {
+    std::vector<FilePart> parts;
+    for (const Range& range : backup.ranges) {
+      parts.push_back({range, offset});
+      offset += range.bytes;
+    }
+    return move(backup.disk, std::move(parts));
+  }
   for (const Range& range : backup.ranges) {
     if (Status status = copy(range, backup.host, offset); !status.ok()) return status;
     offset += range.bytes;
   }
   return {};
+}
+
+Status Transfer::copy(const Range& range, const Backup& backup, std::size_t offset) {
+  return backup.disk.bytes() > 0 ? move(backup.disk, {{range, offset}})
+                                 : copy(range, backup.host, offset);
+}
+
+// The parts' offsets count from the start of the block.
+Status Transfer::move(const FileBlock& disk, std::vector<FilePart> parts) {
+  if (Status status = open(); !status.ok()) return status;
+  for (FilePart& part : parts) {
+    part.offset += disk.offset();
+    copied_bytes_ += part.range.bytes;
+  }
+  return direction_ == Device::Direction::to_host ? staging_.write(disk.file(), parts)
+                                                  : staging_.read(disk.file(), parts);
+}
+
+Status Transfer::read(const File& file, const std::vector<FilePart>& parts) {
+  if (Status status = open(); !status.ok()) return status;
+  for (const FilePart& part : parts) copied_bytes_ += part.range.bytes;
+  return staging_.read(file, parts);
 }
 
 // One copy for each part that is contiguous on both sides.

@@ -1,6 +1,6 @@
 // How do bytes move between a device and its backups?
 //
-// On the device's copy stream for the direction, in as few copies as the ranges
+// Host memory: on the device's copy stream for the direction, in as few copies as the ranges
 // and the arena's spans allow. Everything is submitted first; wait() ends the
 // work. The caller has waited for the device before, so there is nothing on
 // other streams to order against.
@@ -15,23 +15,28 @@
 #include "core/event.h"
 #include "core/host_store.h"
 #include "core/segment.h"
+#include "core/staging.h"
 #include "core/status.h"
 
 namespace cumem {
 
 class Transfer {
  public:
-  Transfer(Device& device, Device::Direction direction) : device_(device), direction_(direction) {}
+  Transfer(Device& device, Device::Direction direction, const FileMeans& means)
+      : device_(device), direction_(direction), staging_(device, means) {}
   Transfer(const Transfer&) = delete;
   Transfer& operator=(const Transfer&) = delete;
 
   // The calls below need the device's context to be current.
 
-  // Submits copies between all ranges of `backup` and its host block.
+  // Submits copies between all ranges of `backup` and its host block; between them and
+  // a file on disk it moves them, and of these only the last copies may still run.
   // After a failure copies may still be running: wait() before the memory goes.
   Status copy(const Backup& backup);
-  // The same for one range whose bytes start at `offset` of the host block.
-  Status copy(const Range& range, const HostBlock& host, std::size_t offset);
+  // The same for one range whose bytes start at `offset` of the backup.
+  Status copy(const Range& range, const Backup& backup, std::size_t offset);
+  // Reads these parts of a file; the last copies may still run.
+  Status read(const File& file, const std::vector<FilePart>& parts);
 
   // Submits a fill of a whole range with one byte value.
   Status fill(const Range& range, unsigned char value);
@@ -47,15 +52,15 @@ class Transfer {
 
  private:
   Status open();
+  Status move(const FileBlock& disk, std::vector<FilePart> parts);
+  Status copy(const Range& range, const HostBlock& host, std::size_t offset);
   Status submit(CUdeviceptr device, std::byte* host, std::size_t bytes);
 
   Device& device_;
   const Device::Direction direction_;
   CUstream stream_ = nullptr;  // the device's; set by the first submission
   std::size_t copied_bytes_ = 0;
+  Staging staging_;
 };
-
-// Bytes in all ranges together.
-std::size_t total_bytes(const std::vector<Range>& ranges) noexcept;
 
 }  // namespace cumem

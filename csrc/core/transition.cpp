@@ -61,7 +61,7 @@ Status wait_for_devices(const Transition& transition) {
 
 Transfer& Transfers::on(Device& device) {
   auto& slot = transfers_[&device];
-  if (!slot) slot = std::make_unique<Transfer>(device, direction_);
+  if (!slot) slot = std::make_unique<Transfer>(device, direction_, means_);
   return *slot;
 }
 

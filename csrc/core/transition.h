@@ -54,7 +54,8 @@ Status wait_for_devices(const Transition& transition);
 // be declared after everything that copies read or write.
 class Transfers {
  public:
-  explicit Transfers(Device::Direction direction) : direction_(direction) {}
+  Transfers(Device::Direction direction, const FileMeans& means)
+      : direction_(direction), means_(means) {}
   ~Transfers() { (void)wait(); }
   Transfers(const Transfers&) = delete;
   Transfers& operator=(const Transfers&) = delete;
@@ -67,6 +68,7 @@ class Transfers {
 
  private:
   const Device::Direction direction_;
+  const FileMeans means_;
   std::map<Device*, std::unique_ptr<Transfer>> transfers_;
 };
 

@@ -4,14 +4,14 @@
 #include <atomic>
 #include <thread>
 
-#include "core/saver.h"
+#include "core/range.h"
 
 namespace cumem {
 namespace {
 
 struct Piece {
   Range range;
-  std::size_t offset;  // in the host block
+  std::size_t offset;  // in the backup
 };
 
 std::vector<Piece> pieces_of(const std::vector<Range>& ranges) {
@@ -78,6 +78,13 @@ Digest digest_of_piece(const HostBlock& host, const Piece& piece) {
   return digest_of(whole != nullptr ? whole : joined.data(), piece.range.bytes);
 }
 
+Status digest_on_disk(const FileBlock& disk, const Piece& piece, Digest& digest) {
+  std::vector<std::byte> data(piece.range.bytes);
+  Status status = disk.file().read(disk.offset() + piece.offset, data.data(), data.size());
+  if (status.ok()) digest = digest_of(data.data(), data.size());
+  return status;
+}
+
 }  // namespace
 
 Status digest_device(Device& device, Digester* digester, const std::vector<Range>& ranges,
@@ -89,20 +96,26 @@ Status digest_device(Device& device, Digester* digester, const std::vector<Range
   return digest_by_reading(device, pieces, digests);
 }
 
-std::vector<Digest> digest_host(const Backup& backup) {
+Status digest_backup(const Backup& backup, std::vector<Digest>& digests) {
   const std::vector<Piece> pieces = pieces_of(backup.ranges);
-  std::vector<Digest> digests(pieces.size());
+  digests.assign(pieces.size(), Digest{});
+  std::vector<Status> statuses(pieces.size());
   std::atomic<std::size_t> next{0};
   auto work = [&] {
     for (std::size_t i = next++; i < pieces.size(); i = next++)
-      digests[i] = digest_of_piece(backup.host, pieces[i]);
+      if (backup.disk.bytes() > 0)
+        statuses[i] = digest_on_disk(backup.disk, pieces[i], digests[i]);
+      else
+        digests[i] = digest_of_piece(backup.host, pieces[i]);
   };
   std::vector<std::thread> threads;
   const std::size_t wanted = std::min<std::size_t>(std::thread::hardware_concurrency(), 16);
   for (std::size_t i = 1; i < std::min(wanted, pieces.size()); ++i) threads.emplace_back(work);
   work();
   for (std::thread& thread : threads) thread.join();
-  return digests;
+  for (const Status& status : statuses)
+    if (!status.ok()) return status;
+  return {};
 }
 
 Status compare(const Backup& backup, const std::vector<Digest>& digests, const char* what,

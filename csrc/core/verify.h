@@ -18,8 +18,8 @@ namespace cumem {
 Status digest_device(Device& device, Digester* digester, const std::vector<Range>& ranges,
                      std::vector<Digest>& digests);
 
-// The digests of what a backup's host block holds, from several threads.
-std::vector<Digest> digest_host(const Backup& backup);
+// The digests of what a backup holds in host memory or on disk, from several threads.
+Status digest_backup(const Backup& backup, std::vector<Digest>& digests);
 
 // Success when both lists are the same; else Fault::integrity with the address of
 // the first piece that differs. `what` must be static text.

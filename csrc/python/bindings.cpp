@@ -181,8 +181,9 @@ void bind_driver(py::module_& m) {
 }
 
 Config make_config(std::size_t chunk_bytes, std::size_t margin_bytes, std::size_t host_limit_bytes,
-                   bool allow_pageable, bool retain_backup, unsigned threads) {
+                   bool allow_pageable, bool retain_backup, unsigned threads, FileConfig file) {
   Config config;
+  config.file = std::move(file);
   config.chunk_bytes = chunk_bytes;
   config.margin_bytes = margin_bytes;
   config.host.limit_bytes = host_limit_bytes;
@@ -193,10 +194,17 @@ Config make_config(std::size_t chunk_bytes, std::size_t margin_bytes, std::size_
 }
 
 void bind_allocator(py::module_& m) {
+  py::class_<FileConfig>(m, "FileConfig")
+      .def(py::init([](unsigned threads, std::size_t buffer_bytes, std::size_t ring_bytes,
+                       std::string folder) {
+             return FileConfig{threads, buffer_bytes, ring_bytes, std::move(folder)};
+           }),
+           py::kw_only(), py::arg("threads"), py::arg("buffer_bytes"), py::arg("ring_bytes"),
+           py::arg("folder"));
   py::class_<Config>(m, "Config")
       .def(py::init(&make_config), py::kw_only(), py::arg("chunk_bytes"), py::arg("margin_bytes"),
            py::arg("host_limit_bytes"), py::arg("allow_pageable"), py::arg("retain_backup"),
-           py::arg("threads"));
+           py::arg("threads"), py::arg("file"));
   py::class_<Allocator, std::shared_ptr<Allocator>>(m, "Allocator")
       .def(py::init([](std::shared_ptr<Driver> driver, const Config& config) {
              return std::make_shared<Allocator>(std::move(driver), config);
@@ -250,7 +258,8 @@ void bind_allocator(py::module_& m) {
            Unlocked())
       .def("prepare_host", &prepare_host, py::arg("bytes"), py::arg("device"), Unlocked())
       .def("configure", &Allocator::configure, py::arg("config"))
-      .def("live_segments", &Allocator::live_segments);
+      .def("live_segments", &Allocator::live_segments)
+      .def("file_bytes", &Allocator::file_bytes);
 }
 
 void bind_plugin(py::module_& m) {

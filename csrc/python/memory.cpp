@@ -1,7 +1,12 @@
 #include "python/memory.h"
 
+#include <pybind11/stl.h>
+
 #include <optional>
+#include <string>
+#include <tuple>
 #include <utility>
+#include <vector>
 
 #include "python/status_error.h"
 #include "torch/plugin.h"
@@ -53,6 +58,30 @@ std::shared_ptr<Memory> allocate(std::shared_ptr<Allocator> allocator, std::size
   return std::make_shared<Memory>(std::move(allocator), address, bytes);
 }
 
+// Parts: offset in the segment, offset in the file, bytes.
+using Part = std::tuple<std::size_t, std::uint64_t, std::size_t>;
+
+std::shared_ptr<Memory> from_file(std::shared_ptr<Allocator> allocator, std::size_t bytes,
+                                  int ordinal, const Owner& owner, std::shared_ptr<File> file,
+                                  const std::vector<Part>& parts, bool keep) {
+  refuse_child();
+  auto source = std::make_unique<Source>();
+  source->file = std::move(file);
+  source->keep = keep;
+  for (const auto& [at, offset, size] : parts) source->parts.push_back({{at, size}, offset});
+  CUdeviceptr address = 0;
+  require(allocator->reserve(bytes, ordinal, owner, std::move(source), address),
+          allocator->driver());
+  return std::make_shared<Memory>(std::move(allocator), address, bytes);
+}
+
+std::shared_ptr<File> hold(int descriptor, std::string path, std::size_t header_bytes) {
+  std::shared_ptr<File> file;
+  Status status = File::adopt(descriptor, std::move(path), header_bytes, file);
+  if (!status.ok()) throw StatusError(status, status.call, nullptr);
+  return file;
+}
+
 }  // namespace
 
 // Free may wait for the device, and the GIL is above every lock of ours.
@@ -64,12 +93,18 @@ Memory::~Memory() {
 }
 
 void bind_memory(py::module_& m) {
+  py::class_<File, std::shared_ptr<File>>(m, "File").def(py::init(&hold), py::arg("descriptor"),
+                                                         py::arg("path"), py::arg("header_bytes"),
+                                                         py::call_guard<py::gil_scoped_release>());
   py::class_<MemoryView>(m, "MemoryView", py::buffer_protocol())
       .def_buffer(&host_buffer)
       .def_property_readonly("__cuda_array_interface__", &cuda_array_interface);
   py::class_<Memory, std::shared_ptr<Memory>>(m, "Memory")
       .def(py::init(&allocate), py::arg("allocator"), py::arg("bytes"), py::arg("device"),
            py::arg("stream"), py::arg("owner"), py::call_guard<py::gil_scoped_release>())
+      .def_static("from_file", &from_file, py::arg("allocator"), py::arg("bytes"),
+                  py::arg("device"), py::arg("owner"), py::arg("file"), py::arg("parts"),
+                  py::arg("keep"), py::call_guard<py::gil_scoped_release>())
       .def_property_readonly("address", &Memory::address)
       .def_property_readonly("bytes", &Memory::bytes)
       .def("view", &view_of, py::arg("offset"), py::arg("bytes"));

@@ -31,13 +31,18 @@ void bind_requests(py::module_& m) {
       .def_readonly("policy", &Owner::policy)
       .def_readonly("pool", &Owner::pool)
       .def_readonly("graph", &Owner::graph);
+  py::enum_<Store>(m, "Store")
+      .value("host", Store::host)
+      .value("disk", Store::disk)
+      .value("source", Store::source);
   py::class_<SegmentPlan>(m, "SegmentPlan")
       .def(py::init([](CUdeviceptr segment,
                        const std::vector<std::pair<CUdeviceptr, std::size_t>>& backup,
-                       const std::vector<std::pair<CUdeviceptr, std::size_t>>& unchanged) {
-             return SegmentPlan{segment, as_ranges(backup), as_ranges(unchanged)};
+                       const std::vector<std::pair<CUdeviceptr, std::size_t>>& unchanged,
+                       Store store) {
+             return SegmentPlan{segment, as_ranges(backup), as_ranges(unchanged), store};
            }),
-           py::arg("segment"), py::arg("backup"), py::arg("unchanged"));
+           py::arg("segment"), py::arg("backup"), py::arg("unchanged"), py::arg("store"));
   py::enum_<CleanCheck>(m, "CleanCheck")
       .value("digest", CleanCheck::digest)
       .value("never", CleanCheck::never)
@@ -45,6 +50,8 @@ void bind_requests(py::module_& m) {
   py::class_<SleepResult>(m, "SleepResult")
       .def_readonly("freed_bytes", &SleepResult::freed_bytes)
       .def_readonly("copied_bytes", &SleepResult::copied_bytes)
+      .def_readonly("disk_bytes", &SleepResult::disk_bytes)
+      .def_readonly("reload_bytes", &SleepResult::reload_bytes)
       .def_readonly("pageable_bytes", &SleepResult::pageable_bytes)
       .def_readonly("digested", &SleepResult::digested)
       .def_readonly("segments", &SleepResult::segments)

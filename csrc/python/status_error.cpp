@@ -22,6 +22,8 @@ void raise(const StatusError& error) {
   instance.attr("device") = status.device;
   instance.attr("free_bytes") = status.free_bytes;
   instance.attr("address") = status.address;
+  instance.attr("error") = status.error;
+  instance.attr("path") = status.path ? *status.path : std::string();
   PyErr_SetObject(error_type.ptr(), instance.ptr());
 }
 

@@ -1,0 +1,78 @@
+// How do bytes move between files and a device?
+//
+// Through a bounded ring of pinned host memory. Several threads each take the next
+// step of the work, move it between the file and a buffer of theirs, and give the
+// copy between buffer and device to the device's copy stream: reading, copying and
+// writing overlap. (One thread reads a file in memory at a few GB/s; the link takes
+// what fifteen give.)
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <string>
+#include <vector>
+
+#include "core/device.h"
+#include "core/event.h"
+#include "core/file.h"
+#include "core/host_store.h"
+#include "core/range.h"
+#include "core/status.h"
+
+namespace cumem {
+
+struct FileConfig {
+  unsigned threads = 0;  // 0: by the number of processors
+  std::size_t buffer_bytes = std::size_t{16} << 20;
+  std::size_t ring_bytes = std::size_t{512} << 20;
+  std::string folder;  // for backups on disk; empty: there can be none
+};
+
+// What moving files takes beside a device. Outlives every Staging.
+struct FileMeans {
+  HostStore& host;
+  FileConfig config;
+  std::atomic<std::uint64_t>& moved_bytes;  // counts on, for who shows progress
+};
+
+class Staging {
+ public:
+  Staging(Device& device, const FileMeans& means) : device_(device), means_(means) {}
+  ~Staging();  // waits for copies that use the ring
+  Staging(const Staging&) = delete;
+  Staging& operator=(const Staging&) = delete;
+
+  // The calls below need the device's context to be current. A failure may leave copies
+  // running, as one of a Transfer does.
+
+  // Reads the parts to the device; the last copies may still run when it returns.
+  Status read(const File& file, const std::vector<FilePart>& parts);
+  // Writes the parts into the file; everything is there when it returns.
+  Status write(const File& file, const std::vector<FilePart>& parts);
+
+ private:
+  struct Slot {
+    HostBlock block;
+    Event copied;
+    bool busy = false;  // a copy that uses it may run
+  };
+  class Work;  // the steps of one call, and how it ends
+  Status prepare(const std::vector<FilePart>& parts);
+  Status take(std::size_t bytes, std::size_t count);
+  template <class Loop>
+  Status run(Work& work, const Loop& loop);
+  Status read_step(const File& file, const FilePart& step, Slot& slot, CUstream stream);
+  Status fetch_step(const FilePart& step, Slot& slot, CUstream stream);
+  Status write_step(const File& file, const FilePart& step, Slot& slot);
+  Status mark(Slot& slot, CUstream stream);
+  Status wait(Slot& slot);
+
+  Device& device_;
+  const FileMeans means_;
+  std::size_t step_bytes_ = 0;  // of a slot
+  std::deque<Slot> slots_;
+};
+
+}  // namespace cumem

@@ -1,0 +1,230 @@
+"""How does a checkpoint come to the device in one stream, and again after a sleep?
+
+Each file becomes one segment of cumem's own with the file's bytes in their order, so
+that it is read once, from end to end, and the tensors are views of it. How bytes get
+from the file to the device is in csrc/core/staging.h; how a segment comes back from its
+file is in csrc/core/source.h.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from cumem import _C, _declared, _owned, _registry, _runtime, _snapshot
+from cumem._checkpoint import Checkpoint, read_checkpoint
+from cumem._devices import DeviceLike
+from cumem._dtypes import torch_dtype, torch_shape
+from cumem._owned import OwnedSegment
+from cumem._registry import PoolEntry
+from cumem._runtime import Runtime
+from cumem._safetensors import Header, TensorEntry, fault
+from cumem._text import choices
+from cumem.errors import translated
+from cumem.options import OnSleep
+
+# Kernels load 16 bytes at once, and digests start where they do.
+_ALIGNMENT = 16
+
+_LEFT = "Nothing was loaded."
+
+
+def load_file(
+    path_or_dir: str | Path,
+    *,
+    tag: str = "weights",
+    device: DeviceLike = None,
+    on_sleep: OnSleep | str | None = None,
+) -> dict[str, torch.Tensor]:
+    """Loads a checkpoint to the device; returns its tensors by name.
+
+    Each file takes one segment of exactly its tensors' bytes, rounded up to 2 MiB, and
+    is read by several threads straight into it through at most
+    ``Options.load_ring_bytes`` of pinned host memory. The tensors are views that copy
+    nothing and start at multiples of 16 bytes; a segment is given back when the last of
+    its tensors dies.
+
+    Args:
+        path_or_dir: a safetensors file, or a folder with ``model.safetensors``, with a
+            sharded checkpoint and its index, or with one safetensors file.
+        tag: the name of the memory.
+        device: a device, its index, or None for the current one.
+        on_sleep: as for :func:`cumem.use_memory_pool`, or ``"reload"``: no host copy is
+            kept, and a wake reads the file again. The file is held open and must not be
+            changed; a sleep and a wake refuse when it was. What was written to the
+            tensors since is noticed and backed up, where the device can compute digests;
+            where it cannot, a sleep backs up everything, or under
+            ``Options(clean_check="declared")`` what :func:`cumem.mark_dirty` named.
+
+    Raises:
+        CheckpointError: a faulty file, a type that torch has not, or a file that changed
+            or could not be read.
+        DeviceOutOfMemoryError, HostOutOfMemoryError: no room.
+        BusyError: a graph capture is under way.
+        ValueError: an empty tag, an unknown policy, no such device. TypeError: a wrong type.
+        DriverError: no usable driver, or it refused. Nothing is left by any of these.
+    """
+    entry = _owned.template(tag, on_sleep, device, has_file=True)
+    shards = _shards(read_checkpoint(path_or_dir))
+    runtime = _runtime.current()
+    segments: list[OwnedSegment | None] = []
+    try:
+        with translated(f"load_file({str(path_or_dir)!r})", _LEFT, _owned.kind(runtime)):
+            for shard in shards:
+                segments.append(_reserve(runtime, entry, shard))
+            addresses = [segment.address for segment in segments if segment is not None]
+            _fill(runtime, entry, addresses, sum(shard.bytes for shard in shards))
+        tensors = _tensors(shards, segments, entry, runtime)
+    except BaseException:
+        segments.clear()  # the error's trace holds on to this frame
+        raise
+    _registry.tag_state(tag)
+    if entry.on_sleep is OnSleep.RELOAD:
+        _note_reloadable(tensors, segments)
+    return tensors
+
+
+@dataclass
+class _Shard:
+    """One file, and where its bytes go in its segment."""
+
+    header: Header
+    offsets: dict[str, int] = field(default_factory=dict)
+    parts: list[tuple[int, int, int]] = field(default_factory=list)  # segment, file, bytes
+    bytes: int = 0
+
+    def add(self, entry: TensorEntry) -> None:
+        """Puts a tensor behind the last one; runs without a gap are one part."""
+        at = -(-self.bytes // _ALIGNMENT) * _ALIGNMENT
+        self.offsets[entry.name] = at
+        if not entry.bytes:
+            return
+        if self.parts and at == self.bytes:
+            start, offset, _ = self.parts[-1]
+            self.parts[-1] = (start, offset, at + entry.bytes - start)
+        else:
+            self.parts.append((at, entry.begin, entry.bytes))
+        self.bytes = at + entry.bytes
+
+
+def _shards(checkpoint: Checkpoint) -> list[_Shard]:
+    unknown = [entry for entry in checkpoint.tensors.values() if torch_dtype(entry) is None]
+    if unknown:
+        types = choices({entry.dtype for entry in unknown})
+        raise fault(
+            checkpoint.path,
+            f"this torch has no type for {types}, as {unknown[0].name!r} is; "
+            f"{len(unknown)} tensor(s) in all",
+        )
+    shards = [_Shard(header) for header in checkpoint.files]
+    for shard in shards:
+        for entry in shard.header.tensors.values():
+            shard.add(entry)
+    return shards
+
+
+def _reserve(runtime: Runtime, entry: PoolEntry, shard: _Shard) -> OwnedSegment | None:
+    """A sleeping segment for the file; None for one without bytes."""
+    if not shard.bytes:
+        return None
+    memory = _C.Memory.from_file(
+        runtime.allocator,
+        shard.bytes,
+        entry.device,
+        _C.Owner(entry.tag, entry.on_sleep.value),
+        _held(shard.header),
+        shard.parts,
+        entry.on_sleep is OnSleep.RELOAD,
+    )
+    return OwnedSegment(runtime, entry, memory)
+
+
+def _held(header: Header) -> _C.File:
+    """The file, held open; it is the one whose header was read."""
+    try:
+        with header.path.open("rb", buffering=0) as file:
+            text = file.read(header.header_bytes)
+            same = hashlib.sha256(text).hexdigest() == header.digest
+            if not same or os.fstat(file.fileno()).st_size != header.file_bytes:
+                raise fault(header.path, "it was changed while it was read")
+            return _C.File(file.fileno(), str(header.path), header.header_bytes)
+    except OSError as error:
+        raise fault(header.path, f"it cannot be read ({error.strerror or error})") from error
+
+
+def _fill(runtime: Runtime, entry: PoolEntry, addresses: list[int], wanted: int) -> None:
+    """Reads every file: all of them, or nothing is mapped."""
+    if runtime.allocator.device_info(entry.device).free_bytes < wanted:
+        _snapshot.empty_cache(runtime)  # not possible any more when the tag is busy
+    with ExitStack() as stack:
+        stack.enter_context(_owned.writing(entry.tag, entry.device))
+        stack.enter_context(_progress(runtime, wanted))
+        runtime.allocator.wake(addresses, fill=None, verify=False, progress=None)
+
+
+def _tensors(
+    shards: list[_Shard],
+    segments: list[OwnedSegment | None],
+    entry: PoolEntry,
+    runtime: Runtime,
+) -> dict[str, torch.Tensor]:
+    tensors = {}
+    for shard, segment in zip(shards, segments, strict=True):
+        for name, item in shard.header.tensors.items():
+            dtype, shape = torch_dtype(item), torch_shape(item)
+            assert dtype is not None  # others were refused
+            if segment is None:
+                where = torch.device(runtime.backend.device_type, entry.device)
+                tensors[name] = torch.empty(shape, dtype=dtype, device=where)
+            else:
+                tensors[name] = segment.tensor(dtype, shape, shard.offsets[name])
+    return tensors
+
+
+def _note_reloadable(tensors: dict[str, torch.Tensor], segments: list[OwnedSegment | None]) -> None:
+    """The file is the first backup; only a declaration to the contrary ends that."""
+    _declared.mark_clean(tensors)
+    places = [(segment.address, segment.bytes) for segment in segments if segment is not None]
+    _declared.note_backup(sorted(places))
+
+
+_SHOW_AFTER = 1.0  # seconds: what takes less needs no bar
+_REFRESH = 0.1
+
+
+@contextmanager
+def _progress(runtime: Runtime, total: int) -> Iterator[None]:
+    """A bar on a terminal, where tqdm is installed and the load takes long enough."""
+    try:
+        tqdm = importlib.import_module("tqdm")
+    except ImportError:
+        yield
+        return
+    before, over = runtime.allocator.file_bytes(), threading.Event()
+    bar = tqdm.tqdm(
+        total=total, unit="B", unit_scale=True, desc="loading", delay=_SHOW_AFTER, disable=None
+    )
+
+    def show() -> None:
+        while not over.wait(_REFRESH):
+            bar.update(runtime.allocator.file_bytes() - before - bar.n)
+
+    thread = threading.Thread(target=show, name="cumem-progress")
+    with bar:
+        if not bar.disable:
+            thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            if thread.ident is not None:
+                thread.join()
+        bar.update(runtime.allocator.file_bytes() - before - bar.n)
