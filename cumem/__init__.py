@@ -4,6 +4,7 @@ from cumem._declared import mark_clean, mark_dirty
 from cumem._keep import keep
 from cumem._runtime import configure
 from cumem._version import __version__
+from cumem.adopting import Adopted, adopt
 from cumem.errors import (
     AsleepError,
     BusyError,
@@ -30,6 +31,7 @@ from cumem.switching import switch
 from cumem.waking import WakeHandle, stream_wake
 
 __all__ = [
+    "Adopted",
     "AsleepError",
     "BusyError",
     "CheckpointError",
@@ -57,6 +59,7 @@ __all__ = [
     "WakeHandle",
     "WakeReport",
     "__version__",
+    "adopt",
     "check",
     "configure",
     "covered",
