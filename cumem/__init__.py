@@ -4,6 +4,7 @@ from cumem._declared import mark_clean, mark_dirty
 from cumem._keep import keep
 from cumem._runtime import configure
 from cumem._version import __version__
+from cumem.adopting import Adopted, adopt
 from cumem.answering import ReportServer, serve_reports
 from cumem.errors import (
     AsleepError,
@@ -35,6 +36,7 @@ from cumem.timeline import Mark, TagMark, Timeline
 from cumem.waking import WakeHandle, stream_wake
 
 __all__ = [
+    "Adopted",
     "AsleepError",
     "BlockReport",
     "BusyError",
@@ -71,6 +73,7 @@ __all__ = [
     "WakeHandle",
     "WakeReport",
     "__version__",
+    "adopt",
     "check",
     "configure",
     "covered",

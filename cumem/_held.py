@@ -33,12 +33,13 @@ def held(tensors: Mapping[str, Sequence[torch.Tensor]], operation: str) -> Itera
         for tag, device in places:
             if tag is not None:
                 stack.enter_context(_owned.writing(tag, device))
-        _refuse_asleep(tensors, operation)
+        refuse_asleep(tensors, operation)
         wait_for_devices(views)
         yield
 
 
-def _refuse_asleep(tensors: Mapping[str, Sequence[torch.Tensor]], operation: str) -> None:
+def refuse_asleep(tensors: Mapping[str, Sequence[torch.Tensor]], operation: str) -> None:
+    """Raises AsleepError that names all of what sleeps."""
     asleep = [
         name
         for name, views in tensors.items()

@@ -41,6 +41,13 @@ def keep(obj: _T) -> _T:
     return obj
 
 
+def is_kept(tensor: torch.Tensor) -> bool:
+    """Is the storage of ``tensor`` one that :func:`keep` was given?"""
+    with _lock:
+        forget_dead(_kept)
+        return tensor.untyped_storage().data_ptr() in _kept
+
+
 def storages_of(obj: Any) -> Storages:
     """Every storage in ``obj`` that has bytes.
 

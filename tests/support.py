@@ -83,8 +83,14 @@ def same_bytes(tensor: torch.Tensor, expected: torch.Tensor) -> bool:
 
 
 def host_bytes_of(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy on the host."""
     return raw(tensor).cpu().clone()
+
+
+def bytes_of(module: torch.nn.Module) -> dict[str, bytes]:
+    """The contents of every parameter and buffer, row-major."""
+    with outside_scopes():
+        hosts = {name: t.detach().cpu().contiguous() for name, t in named_tensors(module).items()}
+        return {name: ctypes.string_at(t.data_ptr(), t.nbytes) for name, t in hosts.items()}
 
 
 def outside_scopes() -> Any:

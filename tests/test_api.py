@@ -38,6 +38,7 @@ SIGNATURES = {
     "trim": "(tag=None)",
     "default_device": "()",
     "release_host_memory": "()",
+    "adopt": "(module, tag='weights', *, on_sleep=None)",
     "save_snapshot": "(path, module, *, extra=None)",
     "restore_snapshot": "(path, module, *, extra=None)",
     "load_into": "(module, path_or_dir, *, name_map=None, strict=True)",

@@ -16,6 +16,7 @@ from support import (
     GRANULE,
     MIB,
     DriverUnderTest,
+    bytes_of,
     fill_pattern,
     named_tensors,
     outside_scopes,
@@ -69,30 +70,22 @@ def write(tensor: torch.Tensor, seed: int) -> None:
         storage.bitwise_and_(1)
 
 
-def contents(module: nn.Module) -> dict[str, bytes]:
-    with outside_scopes():
-        return {
-            name: bytes(raw(tensor.cpu().contiguous()).tolist())
-            for name, tensor in named_tensors(module).items()
-        }
-
-
 @pytest.mark.parametrize("staging", [4096, 32 * MIB])
 def test_fresh_module_is_brought_to_the_same_state(tmp_path: Path, staging: int) -> None:
     cumem.configure(cumem.Options(staging_bytes=staging))
     file = tmp_path / "state.safetensors"
     module, scales = built(1), torch.arange(5000.0, device=cumem.default_device())
-    expected = contents(module)
+    expected = bytes_of(module)
     before = state()
     saved = cumem.save_snapshot(file, module, extra={"scales": scales})
     assert state() == before
     assert saved.tensors == len(named_tensors(module)) - 1 + 1
     fresh, fresh_scales = built(100), torch.zeros_like(scales)
-    assert contents(fresh) != expected
+    assert bytes_of(fresh) != expected
     addresses, before = pointers(fresh), state()
     restored = cumem.restore_snapshot(file, fresh, extra={"scales": fresh_scales})
     assert (restored.tensors, restored.bytes) == (saved.tensors, saved.bytes)
-    assert contents(fresh) == expected
+    assert bytes_of(fresh) == expected
     assert torch.equal(fresh_scales, scales)
     assert pointers(fresh) == addresses
     assert state() == before
@@ -172,7 +165,7 @@ def test_all_differences_are_said_at_once_and_nothing_is_written(tmp_path: Path)
         return module
 
     fresh = built(7, other)
-    before = contents(fresh)
+    before = bytes_of(fresh)
     with pytest.raises(cumem.CheckpointError) as caught:
         cumem.restore_snapshot(file, fresh)
     for part in (
@@ -187,7 +180,7 @@ def test_all_differences_are_said_at_once_and_nothing_is_written(tmp_path: Path)
         "Nothing was loaded",
     ):
         assert part.replace("(1, 70)", str((1, 70))) in str(caught.value)
-    assert contents(fresh) == before
+    assert bytes_of(fresh) == before
 
 
 def notes(**changes: Any) -> dict[str, str]:
@@ -211,12 +204,12 @@ def test_what_is_no_snapshot_is_refused(
     tmp_path: Path, metadata: dict[str, str] | None, message: str
 ) -> None:
     module = built(1, lambda: nn.Linear(4, 4))
-    before = contents(module)
+    before = bytes_of(module)
     tensors = {"weight": torch.ones(4, 4), "bias": torch.ones(4)}
     save_file(tensors, tmp_path / "file", metadata=metadata)
     with pytest.raises(cumem.CheckpointError, match=message):
         cumem.restore_snapshot(tmp_path / "file", module)
-    assert contents(module) == before
+    assert bytes_of(module) == before
 
 
 def test_truncated_or_missing_snapshot_is_refused(tmp_path: Path) -> None:
@@ -236,7 +229,7 @@ def test_full_directory_leaves_the_older_snapshot_and_nothing_else(
 ) -> None:
     module, file = built(1, lambda: nn.Linear(40, 40)), tmp_path / "state"
     cumem.save_snapshot(file, module)
-    older, expected = file.read_bytes(), contents(module)
+    older, expected = file.read_bytes(), bytes_of(module)
     calls = []
 
     def refuse(*arguments: object) -> None:
@@ -250,7 +243,7 @@ def test_full_directory_leaves_the_older_snapshot_and_nothing_else(
     assert [len(names) for names in calls] == [2]
     assert os.listdir(tmp_path) == ["state"]
     assert file.read_bytes() == older
-    assert contents(module) == expected
+    assert bytes_of(module) == expected
 
 
 def test_place_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
@@ -285,14 +278,14 @@ def test_wrong_arguments_change_nothing(tmp_path: Path) -> None:
 
 def test_sleeping_module_is_neither_saved_nor_restored(tmp_path: Path) -> None:
     module = built(1, lambda: nn.Linear(4, 4))
-    expected = contents(module)
+    expected = bytes_of(module)
     cumem.save_snapshot(tmp_path / "state", module)
     cumem.sleep()
     for call in (cumem.save_snapshot, cumem.restore_snapshot):
         with pytest.raises(cumem.AsleepError, match=r"2 tensor.s. are asleep: .*bias"):
             call(tmp_path / "state", module)
     cumem.wake_up()
-    assert contents(module) == expected
+    assert bytes_of(module) == expected
 
 
 def test_tag_is_not_put_to_sleep_while_it_is_saved(
