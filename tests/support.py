@@ -290,7 +290,7 @@ def run_process(
         env={**os.environ, "CUMEM_DRIVER": "emulated", **(environment or {})},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         check=False,
     )
 
