@@ -22,7 +22,7 @@ from cumem._devices import device_index
 from cumem._text import size
 from cumem.errors import BusyError, DeviceOutOfMemoryError
 from cumem.inspection import tag_of
-from cumem.loading import load_weights
+from cumem.loading import load_into
 from cumem.memory import trim
 from cumem.pool import use_memory_pool
 from cumem.serving._schedule import Room
@@ -132,7 +132,7 @@ class Mover:
                 model = recipe.build_fn()
                 _check(recipe, model, limit)
             if recipe.checkpoint is not None:
-                load_weights(model, recipe.checkpoint)
+                load_into(model, recipe.checkpoint)
         except torch.OutOfMemoryError as error:
             if isinstance(error, DeviceOutOfMemoryError):
                 raise

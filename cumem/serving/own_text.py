@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn import functional
 
 from cumem._demo_llama import Attention, Layer, Llama, rotate, save_random, shape_of
-from cumem.loading import Loaded, load_weights
+from cumem.loading import Loaded, load_into
 from cumem.serving import texts
 
 
@@ -93,7 +93,7 @@ class OwnText:
         assert isinstance(module, StaticLlama)
         with tempfile.TemporaryDirectory(prefix="cumem-serve-") as folder:
             save_random(self._shape, Path(folder) / "model.safetensors")
-            return load_weights(module.llama, folder)
+            return load_into(module.llama, folder)
 
     def make_cache(self, module: nn.Module, tokens: int) -> list[torch.Tensor]:
         """For each layer [2, 1, heads, tokens, head size]."""
