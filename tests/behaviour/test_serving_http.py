@@ -4,49 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Coroutine
-from typing import Any
 
 import pytest
-from serving_support import Engine, Gate, Held, run, until
+from serving_http import Client, over_http
+from serving_support import Engine, Gate, Held, run
 
 import cumem
 from cumem.testing import EmulatedDriver
 
-httpx = pytest.importorskip("httpx", reason="needs httpx, of the test extra")
-pytest.importorskip("starlette", reason="needs Starlette, of the serve extra")
 parser = pytest.importorskip("prometheus_client.parser", reason="needs the serve extra")
 
-from starlette.applications import Starlette  # noqa: E402 - where it is installed
-from starlette.routing import Mount  # noqa: E402
-
 TAGS = ["kv_cache", "weights"]
-
-
-class Client:
-    """An application that has mounted the router, and who talks to it."""
-
-    def __init__(self, engine: Engine, **router: Any) -> None:
-        self.engine = engine
-        app = Starlette(
-            routes=[Mount("/engine", cumem.serving.router(engine.controller, **router))]
-        )
-        transport = httpx.ASGITransport(app)
-        self._client = httpx.AsyncClient(transport=transport, base_url="http://test/engine")
-
-    async def get(self, path: str, **options: Any) -> Any:
-        return await self._client.get(path, **options)
-
-    async def post(self, path: str, **options: Any) -> Any:
-        return await self._client.post(path, **options)
-
-
-def over_http(
-    test: Callable[[Client], Coroutine[Any, Any, None]], *, token: str | None = None, **options: Any
-) -> None:
-    import cumem.serving  # noqa: F401 - the router is made of it
-
-    run(lambda engine: test(Client(engine, token=token)), **options)
 
 
 def sizes(text: str) -> dict[str, float]:
@@ -92,52 +60,6 @@ def test_the_names_of_sglang_take_tags_as_json() -> None:
         assert resumed.json()["tags"] == ["kv_cache"]
         resumed = await client.post("/resume_memory_occupation", json={"tags": None})
         assert resumed.json()["is_sleeping"] is False
-
-    over_http(test)
-
-
-@pytest.mark.parametrize(
-    ("path", "message"),
-    [
-        ("/sleep?tags=wieghts", "unknown tag 'wieghts'; known tags: 'kv_cache', 'weights'"),
-        ("/sleep?tag=weights", "unknown parameter 'tag'; choices: "),
-        ("/sleep?level=7", "unknown level 7; choices: 0, 1, 2"),
-        ("/sleep?level=one", "level must be a whole number, not 'one'"),
-        ("/sleep?level=1&level=2", "level was given 2 times"),
-        ("/sleep?mode=now", "unknown mode 'now'; choices: 'abort', 'wait'"),
-        ("/sleep?timeout=soon", "timeout must be a number of seconds"),
-        ("/sleep?timeout=-1", "timeout must be positive"),
-        ("/sleep?level=2&offload_tags=weights", "level=2 discards everything"),
-        ("/wake_up?tags=wieghts", "unknown tag 'wieghts'"),
-        ("/wake_up?level=1", "unknown parameter 'level'"),
-    ],
-)
-def test_what_cannot_be_understood_is_400_with_the_choices(path: str, message: str) -> None:
-    async def test(client: Client) -> None:
-        answer = await client.post(path)
-        assert answer.status_code == 400
-        assert message in answer.json()["error"]
-        assert not cumem.is_sleeping()
-
-    over_http(test)
-
-
-@pytest.mark.parametrize(
-    ("body", "message"),
-    [
-        (b"{", "the body is not JSON"),
-        (b"[]", "must be a JSON object"),
-        (b'{"tag": []}', "unknown name 'tag'; choices: 'tags'"),
-        (b'{"tags": "weights"}', "tags must be a list of strings"),
-        (b'{"tags": [1]}', "tags must be a list of strings"),
-        (b" " * (65 << 10), "the body is larger than"),
-    ],
-)
-def test_a_body_that_cannot_be_understood_is_400(body: bytes, message: str) -> None:
-    async def test(client: Client) -> None:
-        answer = await client.post("/release_memory_occupation", content=body)
-        assert (answer.status_code, cumem.is_sleeping()) == (400, False)
-        assert message in answer.json()["error"]
 
     over_http(test)
 
@@ -279,37 +201,6 @@ def test_metrics_follow_what_happened() -> None:
     over_http(test)
 
 
-def test_a_token_is_needed_for_every_route_once_there_is_one() -> None:
-    async def test(client: Client) -> None:
-        for headers in (
-            {},
-            {"Authorization": "Bearer wrong"},
-            {"Authorization": "secret"},
-            {"Authorization": "Bearer secret2"},
-            {"Authorization": "Bearer sécret".encode()},
-        ):
-            for path in ("/sleep", "/wake_up"):
-                assert (await client.post(path, headers=headers)).status_code == 401
-            for path in ("/is_sleeping", "/memory", "/metrics", "/transitions"):
-                answer = await client.get(path, headers=headers)
-                assert answer.status_code == 401
-                assert answer.headers["www-authenticate"] == "Bearer"
-        assert not cumem.is_sleeping()
-        good = {"Authorization": "Bearer secret"}
-        assert (await client.post("/sleep", headers=good)).status_code == 200
-
-    over_http(test, token="secret")
-
-
-@pytest.mark.parametrize(("token", "error"), [("", ValueError), (" ", ValueError), (1, TypeError)])
-def test_a_token_that_protects_nothing_is_refused(token: Any, error: type[Exception]) -> None:
-    async def test(engine: Engine) -> None:
-        with pytest.raises(error):
-            cumem.serving.router(engine.controller, token=token)
-
-    run(test)
-
-
 def test_who_comes_while_it_sleeps_is_told_when_to_try_again() -> None:
     from cumem.serving.answers import refused
 
@@ -321,6 +212,5 @@ def test_who_comes_while_it_sleeps_is_told_when_to_try_again() -> None:
             answer = refused(engine.controller, error)
         assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
         assert json.loads(answer.body)["tags"] == TAGS
-        await until(lambda: True)
 
     run(test)
