@@ -280,20 +280,22 @@ def test_a_model_outside_of_its_pool_is_refused() -> None:
 
 def test_a_model_larger_than_expected_comes_when_there_is_room() -> None:
     async def work() -> None:
+        async def use_two() -> None:
+            async with host.use("two") as parts:
+                assert all(part.is_whole() for part in parts)
+                assert awake(host) == "two"
+
         async with host_of("a") as host:
             host.add("two", lambda: torch.nn.Sequential(*map(Model, (1, 2, 3))), bytes=MODEL)
             async with host.use("a") as model:
-                waiting = asyncio.ensure_future(host.use("two").__aenter__())
-                await asyncio.sleep(0.3)
+                waiting = asyncio.ensure_future(use_two())
+                while host.status().moves < 2:  # it is built beside the other
+                    await asyncio.sleep(0.001)
                 assert not waiting.done()
                 assert model.is_whole()
                 assert host.status().mapped_bytes == MODEL
             del model
-            both = await waiting
-            assert all(part.is_whole() for part in both)
-            assert awake(host) == "two"
-            del both, waiting
-            host._attendant.release(host._known("two"))
+            await waiting
 
     run(work)
 

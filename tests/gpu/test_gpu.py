@@ -35,7 +35,9 @@ LIMITS = {
     "pools": 240,
     "soak": 400,
     "streams": 180,
+    "torch_memory_saver": 240,
     "two_gpus": 240,
+    "vllm_allocator": 240,
 }
 _SOAK_CYCLES = 40  # of the default; more take longer
 
