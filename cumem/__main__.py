@@ -1,4 +1,4 @@
-"""The command line: ``python -m cumem`` and ``demo``, ``info``, ``report``, ``timeline``, ``serve``.
+"""The command line: ``python -m cumem`` with demo, info, report, timeline or serve.
 
 Exit status: 0 when all went well, 1 when something failed, 2 for wrong arguments.
 The library never falls back to the emulator; the command line does where no GPU can be
