@@ -1,11 +1,14 @@
 """GPU memory that can sleep: physical VRAM goes back, pointers and bytes stay."""
 
+from cumem._block_tables import NoBlocksError
 from cumem._declared import mark_clean, mark_dirty
 from cumem._keep import keep
+from cumem._placing import Buffer
 from cumem._runtime import configure
 from cumem._version import __version__
 from cumem.adopting import Adopted, adopt
 from cumem.answering import ReportServer, serve_reports
+from cumem.buffers import BufferPlan, Buffers
 from cumem.errors import (
     AsleepError,
     BusyError,
@@ -25,6 +28,7 @@ from cumem.loading import Loaded, load_into
 from cumem.memory import default_device, release_host_memory, trim
 from cumem.model_snapshot import Saved, restore_snapshot, save_snapshot
 from cumem.options import CleanCheck, OnSleep, Options
+from cumem.paged_kv import PagedKVCache
 from cumem.pool import Pool, graph_pool, use_memory_pool
 from cumem.preparing import Preparation, prepare
 from cumem.reporting import BlockReport, DeviceReport, MemoryReport, TagReport, report
@@ -39,6 +43,9 @@ __all__ = [
     "Adopted",
     "AsleepError",
     "BlockReport",
+    "Buffer",
+    "BufferPlan",
+    "Buffers",
     "BusyError",
     "CheckpointError",
     "CleanCheck",
@@ -54,8 +61,10 @@ __all__ = [
     "Loaded",
     "Mark",
     "MemoryReport",
+    "NoBlocksError",
     "OnSleep",
     "Options",
+    "PagedKVCache",
     "Pool",
     "Preparation",
     "ReportServer",

@@ -19,7 +19,7 @@ from typing import Any, cast
 
 import torch
 
-from cumem import _C, _digest, _registry, _runtime, _snapshot
+from cumem import _C, _caches, _digest, _registry, _runtime
 from cumem._arguments import check_tag, pool_policy
 from cumem._devices import DeviceLike, device_index
 from cumem._registry import PoolEntry
@@ -43,6 +43,7 @@ class OwnedSegment:
     def __init__(self, runtime: Runtime, entry: PoolEntry, memory: _C.Memory) -> None:
         self._runtime = runtime
         self._memory = memory
+        self._bytes = memory.bytes
         self.tag = entry.tag
         self.on_sleep = entry.on_sleep
         self.device = torch.device(runtime.backend.device_type, entry.device)
@@ -55,7 +56,7 @@ class OwnedSegment:
     @property
     def bytes(self) -> int:
         """The bytes that were asked for; what the granularity added is nobody's."""
-        return self._memory.bytes
+        return self._bytes
 
     def tensor(self, dtype: torch.dtype, shape: Sequence[int], offset: int = 0) -> torch.Tensor:
         """A contiguous tensor over the bytes that start at ``offset``; copies nothing.
@@ -95,6 +96,8 @@ def allocate(
     tag: str,
     on_sleep: OnSleep | str | None = None,
     device: DeviceLike = None,
+    chunk_bytes: int = 0,
+    capacity: int = 0,
 ) -> OwnedSegment:
     """A new awake segment of at least ``bytes``, with undefined contents.
 
@@ -103,6 +106,8 @@ def allocate(
         tag: the name of the memory, any non-empty string.
         on_sleep: as for :func:`cumem.use_memory_pool`.
         device: a device, its index, or None for the current one.
+        chunk_bytes: most bytes of one physical allocation; 0: as configured.
+        capacity: addresses are reserved for so many bytes, so that it can be resized.
 
     Raises:
         ValueError: no bytes, an empty tag, an unknown policy, no such device.
@@ -117,7 +122,9 @@ def allocate(
     entry = template(tag, on_sleep, device)
     runtime = _runtime.current()
     with translated(f"allocating for tag {tag!r}", "Nothing was allocated.", kind(runtime)):
-        memory = _take(runtime, entry, bytes)
+        memory = _caches.with_cleared_caches(
+            runtime, lambda: _take(runtime, entry, bytes, chunk_bytes, capacity)
+        )
     _registry.tag_state(tag)
     return OwnedSegment(runtime, entry, memory)
 
@@ -156,17 +163,12 @@ def kind(runtime: Runtime) -> str:
     return runtime.backend.device_type
 
 
-def _take(runtime: Runtime, entry: PoolEntry, count: int) -> _C.Memory:
-    """Asks the core; when the device is full, once more without what torch only caches."""
+def _take(
+    runtime: Runtime, entry: PoolEntry, count: int, chunk_bytes: int, capacity: int
+) -> _C.Memory:
     owner = _C.Owner(entry.tag, entry.on_sleep.value)
     stream = runtime.backend.current_stream(entry.device)
-    try:
-        return _C.Memory(runtime.allocator, count, entry.device, stream, owner)
-    except _C.StatusError as error:
-        if error.fault != "device_memory":
-            raise
-    _snapshot.empty_cache(runtime)
-    return _C.Memory(runtime.allocator, count, entry.device, stream, owner)
+    return _C.Memory(runtime.allocator, count, entry.device, stream, owner, chunk_bytes, capacity)
 
 
 def _tensor_over(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from cumem import _C, _registry
+from cumem import _C, _parts, _registry
 from cumem._runtime import Runtime
 
 # "active_pending_free": freed by its owner, but work on a stream may still use it.
@@ -63,7 +63,14 @@ def live_in(info: _C.SegmentInfo, segment: Segment | None) -> list[Block]:
     Where torch cannot say, all of it but what the granularity added: it is cumem's own,
     or torch must not be asked.
     """
-    return [Block(info.address, info.asked_bytes)] if segment is None else segment.live()
+    if segment is not None:
+        return segment.live()
+    parts = None if info.owner.pool else _parts.live_ranges(info.address)
+    return [Block(*part) for part in parts or ()] if parts is not None else [_asked(info)]
+
+
+def _asked(info: _C.SegmentInfo) -> Block:
+    return Block(info.address, info.asked_bytes)
 
 
 def _is_live(block: dict[str, Any]) -> bool:

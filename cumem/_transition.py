@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from cumem import _C, _declared, _registry, _runtime, _snapshot, hooks
+from cumem import _C, _caches, _declared, _parts, _registry, _runtime, _snapshot, hooks
 from cumem._plan import Decision, Request, decide, plans
 from cumem._runtime import Runtime
 from cumem._text import choices, size
@@ -252,28 +252,11 @@ def _wake_or_clear_caches(
     """Wakes; when the device is full, once more without what torch only caches."""
     addresses = [info.address for info in job.segments]
     if progress is not None:  # it cannot start again: others wait for its pieces
-        clear_caches_when_short(runtime, job.segments)
+        _caches.clear_caches_when_short(runtime, job.segments)
         return runtime.allocator.wake(addresses, job.fill, job.verify, progress)
-    try:
-        return runtime.allocator.wake(addresses, job.fill, job.verify, None)
-    except _C.StatusError as error:
-        if error.fault != "device_memory":
-            raise
-    _snapshot.empty_cache(runtime)
-    return runtime.allocator.wake(addresses, job.fill, job.verify, None)
-
-
-def clear_caches_when_short(
-    runtime: Runtime,
-    segments: Collection[_C.SegmentInfo],
-    leaving: Collection[_C.SegmentInfo] = (),
-) -> None:
-    """Lets torch give up what it caches where what is to come finds no room."""
-    for device in {info.device for info in segments}:
-        wanted = sum(info.bytes for info in segments if info.device == device)
-        wanted -= sum(info.mapped_bytes for info in leaving if info.device == device)
-        if runtime.allocator.device_info(device).free_bytes < wanted:
-            _snapshot.empty_cache(runtime)
+    return _caches.with_cleared_caches(
+        runtime, lambda: runtime.allocator.wake(addresses, job.fill, job.verify, None)
+    )
 
 
 def _tell_who_went(decisions: list[Decision], result: _C.SleepResult) -> None:
@@ -297,6 +280,7 @@ def _book(runtime: Runtime, decisions: list[Decision], asleep: Collection[int]) 
         _registry.tag_state(tag).epoch += 1
     for item in lost:
         _registry.tag_state(item.info.owner.tag).discarded.add(item.info.serial)
+    _parts.tell_lost(item.info.address for item in lost)
     _declared.note_backup(sorted(piece for item in gone for piece in item.backup))
     _mark(runtime)
 

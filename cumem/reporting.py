@@ -219,19 +219,24 @@ def _tag(
 def _details(
     info: _C.SegmentInfo, snapshot: dict[int, _snapshot.Segment]
 ) -> list[_snapshot.Details]:
-    """Live blocks of a segment: one, all of it, where torch cannot say."""
+    """Live blocks of a segment, torch's or cumem's own."""
     segment = snapshot.get(info.address)
-    if segment is None:
-        return [_snapshot.Details(_snapshot.Block(info.address, info.bytes), info.bytes, ())]
-    return segment.details()
+    if segment is not None:
+        return segment.details()
+    return [_snapshot.Details(block, block.bytes, ()) for block in _snapshot.live_in(info, segment)]
 
 
 def _intruders(
     ordered: list[tuple[_C.SegmentInfo, _snapshot.Details]],
 ) -> list[_snapshot.Details]:
-    """The small blocks that a sleep discards, where the largest one is not small itself."""
+    """The small blocks that a sleep discards, where the largest one is not small itself.
+
+    Only among those of torch's: a segment of cumem's own is what somebody asked for.
+    """
     discarded = [
-        found for info, found in ordered if info.owner.policy == OnSleep.DISCARD and not info.asleep
+        found
+        for info, found in ordered
+        if info.owner.pool and info.owner.policy == OnSleep.DISCARD and not info.asleep
     ]
     if not discarded or discarded[0].block.bytes <= _SMALL_BYTES:
         return []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 
-from cumem import _operation, _runtime, _snapshot, _transition, hooks, waking
+from cumem import _caches, _operation, _runtime, _snapshot, _transition, hooks, waking
 from cumem._arguments import described, fill_value, sleep_request
 from cumem._plan import Request, decide, plans
 from cumem._runtime import Runtime
@@ -82,7 +82,7 @@ def _carry_out(
         if whole:
             hooks.run_before_unmap(whole)
         with translated(job.operation, _LEFT, runtime.backend.device_type):
-            _transition.clear_caches_when_short(runtime, job.segments, leaving)
+            _caches.clear_caches_when_short(runtime, job.segments, leaving)
             results = runtime.allocator.exchange(
                 plans(decisions), _transition.check(), arriving, job.fill
             )

@@ -205,7 +205,7 @@ def _take(runtime: Runtime, device: int) -> dict[str, Any]:
     snapshot = _snapshot.take(runtime)
     infos = _snapshot.reconciled(runtime, snapshot)
     own = [info for info in infos if info.device == device]
-    live = {segment.address: sum(block.bytes for block in segment.live()) for segment in snapshot}
+    segments = {segment.address: segment for segment in snapshot}
     known = runtime.allocator.device_info(device)
     return {
         "live_bytes": runtime.backend.allocated_bytes(device),
@@ -217,19 +217,20 @@ def _take(runtime: Runtime, device: int) -> dict[str, Any]:
         "backup_bytes": runtime.allocator.host_usage().used_bytes,
         "rss_bytes": int(_STATM.read_text().split()[1]) * resource.getpagesize(),
         "tags": tuple(
-            _tag(tag, [info for info in own if info.owner.tag == tag], live)
+            _tag(tag, [info for info in own if info.owner.tag == tag], segments)
             for tag in sorted({info.owner.tag for info in own})
         ),
     }
 
 
-def _tag(tag: str, infos: list[_C.SegmentInfo], live: dict[int, int]) -> TagMark:
+def _tag(tag: str, infos: list[_C.SegmentInfo], segments: dict[int, _snapshot.Segment]) -> TagMark:
+    live = (_snapshot.live_in(info, segments.get(info.address)) for info in infos)
     return TagMark(
         tag=tag,
         segments=len(infos),
         bytes=sum(info.bytes for info in infos),
         mapped_bytes=sum(info.mapped_bytes for info in infos),
-        live_bytes=sum(live.get(info.address, info.bytes) for info in infos),
+        live_bytes=sum(block.bytes for blocks in live for block in blocks),
     )
 
 

@@ -61,24 +61,23 @@ Status Allocator::keep_margin(std::size_t bytes, const Device& device) const {
   return status;
 }
 
-Status Allocator::reserve_segment(std::size_t bytes, Device& device,
-                                  std::unique_ptr<Segment>& out) {
-  std::size_t chunk_bytes = 0;
-  {
+Status Allocator::reserve_segment(Extent extent, Device& device, std::unique_ptr<Segment>& out) {
+  if (extent.chunk_bytes == 0) {
     std::lock_guard<std::mutex> lock(mutex_);
-    chunk_bytes = config_.chunk_bytes;
+    extent.chunk_bytes = config_.chunk_bytes;
   }
   auto segment = std::make_unique<Segment>();
-  Status status = segment->reserve(device, device.round_up(bytes), chunk_bytes);
+  Status status = segment->reserve(device, extent);
   if (!status.ok()) return status;
-  segment->asked_bytes = bytes;
+  segment->asked_bytes = extent.bytes;
   out = std::move(segment);
   return {};
 }
 
-Status Allocator::make_segment(std::size_t bytes, Device& device, std::unique_ptr<Segment>& out) {
+Status Allocator::make_segment(const Extent& extent, Device& device,
+                               std::unique_ptr<Segment>& out) {
   std::unique_ptr<Segment> segment;
-  Status status = reserve_segment(bytes, device, segment);
+  Status status = reserve_segment(extent, device, segment);
   if (!status.ok()) return status;
   if (status = segment->map(); !status.ok()) {
     // What map() could not undo is kept, and its addresses with it.
@@ -91,6 +90,11 @@ Status Allocator::make_segment(std::size_t bytes, Device& device, std::unique_pt
 
 Status Allocator::malloc(std::size_t bytes, int ordinal, CUstream stream, Owner owner,
                          CUdeviceptr& out) {
+  return malloc(Extent{bytes}, ordinal, stream, std::move(owner), out);
+}
+
+Status Allocator::malloc(const Extent& extent, int ordinal, CUstream stream, Owner owner,
+                         CUdeviceptr& out) {
   out = 0;
   Device* device = nullptr;
   drain();
@@ -102,8 +106,8 @@ Status Allocator::malloc(std::size_t bytes, int ordinal, CUstream stream, Owner 
     ContextGuard context(*device);
     status = context.status();
     device->note(stream);
-    if (status.ok()) status = keep_margin(device->round_up(bytes), *device);
-    if (status.ok()) status = make_segment(bytes, *device, segment);
+    if (status.ok()) status = keep_margin(device->round_up(extent.bytes), *device);
+    if (status.ok()) status = make_segment(extent, *device, segment);
   }
   if (!status.ok()) {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -126,7 +130,7 @@ Status Allocator::reserve(std::size_t bytes, int ordinal, Owner owner,
   RelaxedCapture relaxed(*driver_);
   ContextGuard context(*device);
   Status status = context.status();
-  if (status.ok()) status = reserve_segment(bytes, *device, segment);
+  if (status.ok()) status = reserve_segment(Extent{bytes}, *device, segment);
   if (!status.ok()) return status;
   for (FilePart& part : source->parts) part.range.address += segment->address();
   segment->owner = std::move(owner);

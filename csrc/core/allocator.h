@@ -62,6 +62,13 @@ class Allocator {
   Status reserve(std::size_t bytes, int device, Owner owner, std::unique_ptr<Source> source,
                  CUdeviceptr& out);
 
+  // The same, with chunks of its own size or room to grow.
+  Status malloc(const Extent& extent, int device, CUstream stream, Owner owner, CUdeviceptr& out);
+
+  // Grows and shrinks awake segments where they are; a backup that is kept of one is
+  // dropped. Waits for the devices before it gives memory back.
+  Status resize(const ResizeRequest& request);
+
   // Ends a segment in whatever state, after work that may still use it. Cannot
   // fail: what goes wrong is counted (FreeCounters). During a capture it is put
   // off to the next call that finds none.
@@ -123,9 +130,9 @@ class Allocator {
   friend class Transition;
   using Registry = std::map<CUdeviceptr, std::unique_ptr<Segment>>;
 
-  Status make_segment(std::size_t bytes, Device& device, std::unique_ptr<Segment>& out);
+  Status make_segment(const Extent& extent, Device& device, std::unique_ptr<Segment>& out);
   Status keep_margin(std::size_t bytes, const Device& device) const;
-  Status reserve_segment(std::size_t bytes, Device& device, std::unique_ptr<Segment>& out);
+  Status reserve_segment(Extent extent, Device& device, std::unique_ptr<Segment>& out);
   void publish(std::unique_ptr<Segment> segment);
   FileMeans file_means();
   Status leave_to_sources(std::vector<Leaving>& leaving, CleanCheck check, Transition& transition);

@@ -20,7 +20,7 @@ namespace cumem {
 
 struct Config {
   std::size_t chunk_bytes = std::size_t{256} << 20;
-  std::size_t margin_bytes = 0;  // of device memory, that malloc leaves free
+  std::size_t margin_bytes = 0;  // of device memory, that malloc and growth leave free
   HostConfig host;
   FileConfig file;
 };
@@ -78,6 +78,12 @@ struct SwitchRequest {
   WakeRequest wake;
 };
 
+// Segments with room to grow, and what each is to cover then, in whole chunks. Growth is
+// all or nothing; a refused unmap leaves each segment exactly as large as it says.
+struct ResizeRequest {
+  std::vector<Range> segments;  // address of a segment, bytes wanted
+};
+
 using Phases = std::map<std::string, double>;  // seconds
 
 struct SleepResult {
@@ -106,7 +112,7 @@ struct SwitchResult {
 struct SegmentInfo {
   CUdeviceptr address = 0;
   std::size_t bytes = 0;
-  std::size_t asked_bytes = 0;  // what malloc was asked for: the rest is padding
+  std::size_t asked_bytes = 0;  // what malloc or resize was asked for: the rest is padding
   std::size_t mapped_bytes = 0;
   std::size_t mapped_chunks = 0;
   std::size_t handles = 0;  // chunks with physical memory, mapped or not

@@ -5,17 +5,56 @@
 
 namespace cumem {
 
-Status Segment::reserve(Device& device, std::size_t bytes, std::size_t chunk_bytes) {
+Status Segment::reserve(Device& device, const Extent& extent) {
   device_ = &device;
-  const std::size_t step = std::max(device.round_up(chunk_bytes), device.granularity());
-  chunks_.reserve((bytes + step - 1) / step);
-  for (std::size_t offset = 0; offset < bytes; offset += step) {
+  step_ = std::max(device.round_up(extent.chunk_bytes), device.granularity());
+  add_chunks(device.round_up(extent.bytes));
+  show();
+  const std::size_t capacity = device.round_up(std::max(extent.capacity, extent.bytes));
+  return reservation_.create(device.driver(), capacity, device.granularity());
+}
+
+void Segment::add_chunks(std::size_t bytes) {
+  for (std::size_t offset = chunk_end(); offset < bytes; offset = chunk_end()) {
     Chunk chunk;
     chunk.offset = offset;
-    chunk.bytes = std::min(step, bytes - offset);
+    chunk.bytes = std::min(step_, bytes - offset);
     chunks_.push_back(std::move(chunk));
   }
-  return reservation_.create(device.driver(), bytes, device.granularity());
+}
+
+Status Segment::grow(std::size_t bytes) {
+  const std::size_t before = chunks_.size();
+  add_chunks(bytes);
+  Status status = map();
+  if (status.ok()) return {};
+  for (; chunks_.size() > before; chunks_.pop_back())
+    if (!chunks_.back().mapping.empty()) mapped_bytes_ -= chunks_.back().bytes;
+  return status;
+}
+
+Status Segment::shrink(std::size_t bytes) {
+  while (!chunks_.empty() && chunks_.back().offset >= bytes) {
+    Chunk& last = chunks_.back();
+    if (!last.mapping.empty()) {
+      if (Status status = last.mapping.release(); !status.ok()) return status;
+      mapped_bytes_ -= last.bytes;
+    }
+    chunks_.pop_back();  // what the driver will not take back is booked as refused
+  }
+  return {};
+}
+
+std::size_t Segment::covering(std::size_t bytes) const noexcept {
+  const std::size_t end = chunk_end();
+  if (bytes > end) {  // the last chunk ends with the capacity
+    const std::size_t more = (bytes - end + step_ - 1) / step_ * step_;
+    return std::min(end + more, capacity());
+  }
+  const auto last = std::find_if(chunks_.begin(), chunks_.end(), [bytes](const Chunk& chunk) {
+    return chunk.offset + chunk.bytes >= bytes;
+  });
+  return last == chunks_.end() ? end : last->offset + last->bytes;
 }
 
 Status Segment::map_chunk(Chunk& chunk, PhysicalPool* pool) {
@@ -63,8 +102,9 @@ Status Segment::map(PhysicalPool* pool) {
 // was left mapped by an earlier failure may not have been opened.
 Status Segment::open_access() {
   const std::vector<CUmemAccessDesc>& access = device_->access();
-  return check(device_->driver().cuMemSetAccess(address(), bytes(), access.data(), access.size()),
-               "cuMemSetAccess", bytes(), device_->ordinal());
+  const std::size_t bytes = chunk_end();
+  return check(device_->driver().cuMemSetAccess(address(), bytes, access.data(), access.size()),
+               "cuMemSetAccess", bytes, device_->ordinal());
 }
 
 // Gives back what map() took. A chunk that the driver will not take back stays

@@ -2,6 +2,8 @@
 //
 // A segment is one reserved range of addresses, shown by chunks of physical
 // memory. The addresses live as long as the segment; the chunks come and go.
+// Addresses may be reserved for more than the segment has: bytes() is what its
+// chunks cover, and everything that is said of it concerns that alone.
 //
 //   awake   every chunk is mapped, contents are the user's
 //   asleep  the range is kept; contents are in `backup` or were discarded.
@@ -50,13 +52,36 @@ struct Owner {
   bool graph = false;      // private memory of a captured graph: every byte counts as live
 };
 
+// How much a segment has at first, in which pieces it comes, and how far it may grow.
+struct Extent {
+  std::size_t bytes = 0;
+  std::size_t chunk_bytes = 0;  // most of one chunk; 0: as configured
+  std::size_t capacity = 0;     // addresses to reserve; less than `bytes`: just as many
+};
+
 enum class SegmentState : std::uint8_t { awake, asleep };
 
 class Segment {
  public:
-  // Reserves the range (a multiple of the granularity) and maps nothing.
+  // Reserves the addresses and maps nothing. pre: chunk_bytes is not 0.
   // On failure `*this` must be destroyed; nothing is left reserved.
-  Status reserve(Device& device, std::size_t bytes, std::size_t chunk_bytes);
+  Status reserve(Device& device, const Extent& extent);
+
+  // Adds chunks until they cover `bytes`, and maps them; bytes() is as before until
+  // show(). pre: awake, and `bytes` is within the capacity. On failure the segment is
+  // as before; what the driver would not take back is booked as refused.
+  Status grow(std::size_t bytes);
+
+  // Unmaps and gives up the chunks that lie past the first `bytes`.
+  // pre: awake, and no work uses them. On failure those so far are gone, the others
+  // are as before, and the call can be repeated.
+  Status shrink(std::size_t bytes);
+
+  // What bytes() would be if the segment had to cover `bytes` with whole chunks.
+  std::size_t covering(std::size_t bytes) const noexcept;
+  // Makes bytes() say `bytes`, or what all chunks cover.
+  void show(std::size_t bytes) noexcept { bytes_ = bytes; }
+  void show() noexcept { bytes_ = chunk_end(); }
 
   // Creates, maps and opens every chunk that is not mapped, with memory from `pool`
   // where there is one and it fits. On failure every chunk that this call mapped is
@@ -76,7 +101,8 @@ class Segment {
   Status give_back();
 
   CUdeviceptr address() const noexcept { return reservation_.address(); }
-  std::size_t bytes() const noexcept { return reservation_.bytes(); }
+  std::size_t bytes() const noexcept { return bytes_; }
+  std::size_t capacity() const noexcept { return reservation_.bytes(); }
   std::size_t mapped_bytes() const noexcept { return mapped_bytes_; }
   std::size_t mapped_chunks() const noexcept;
   std::size_t handles() const noexcept;  // physical memory held, mapped or not
@@ -109,11 +135,17 @@ class Segment {
   Status map_chunk(Chunk& chunk, PhysicalPool* pool);
   Status unmap_chunk(Chunk& chunk, PhysicalPool* pool);
   Status open_access();
+  void add_chunks(std::size_t bytes);
+  std::size_t chunk_end() const noexcept {
+    return chunks_.empty() ? 0 : chunks_.back().offset + chunks_.back().bytes;
+  }
   void undo(const std::vector<std::size_t>& mapped);
 
   Device* device_ = nullptr;
   Reservation reservation_;  // declared before the chunks: freed after them
   std::vector<Chunk> chunks_;
+  std::size_t step_ = 0;   // most bytes of one chunk
+  std::size_t bytes_ = 0;  // what others see; guarded by the allocator's mutex
   std::size_t mapped_bytes_ = 0;
 };
 

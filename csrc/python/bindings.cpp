@@ -96,6 +96,13 @@ WakeResult wake(Allocator& allocator, const WakeRequest& request) {
   return result;
 }
 
+void resize(Allocator& allocator, const std::vector<std::pair<CUdeviceptr, std::size_t>>& wanted) {
+  refuse_child();
+  ResizeRequest request;
+  for (const auto& [address, bytes] : wanted) request.segments.push_back({address, bytes});
+  require(allocator.resize(request), allocator.driver());
+}
+
 CUdeviceptr allocate(Allocator& allocator, std::size_t bytes, int device, std::uintptr_t stream,
                      const Owner& owner) {
   refuse_child();
@@ -239,6 +246,7 @@ void bind_allocator(py::module_& m) {
           },
           py::arg("plans"), py::arg("clean_check"), py::arg("segments"), py::arg("fill"),
           Unlocked())
+      .def("resize", &resize, py::arg("segments"), Unlocked())
       .def("is_awake", &Allocator::is_awake, py::arg("address"), py::arg("bytes"))
       .def("owner_of", &Allocator::owner_of, py::arg("address"))
       .def("assign", &Allocator::assign, py::arg("segment"), py::arg("owner"))

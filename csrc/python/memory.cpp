@@ -23,7 +23,7 @@ struct MemoryView {
 };
 
 MemoryView view_of(std::shared_ptr<Memory> memory, std::size_t offset, std::size_t bytes) {
-  if (offset > memory->bytes() || bytes > memory->bytes() - offset)
+  if (offset > memory->capacity() || bytes > memory->capacity() - offset)
     throw py::value_error("a view must lie in its memory");
   const CUdeviceptr address = memory->address() + offset;
   return {std::move(memory), address, bytes};
@@ -45,17 +45,19 @@ py::dict cuda_array_interface(const MemoryView& view) {
 }
 
 std::shared_ptr<Memory> allocate(std::shared_ptr<Allocator> allocator, std::size_t bytes,
-                                 int ordinal, std::uintptr_t stream, const Owner& owner) {
+                                 int ordinal, std::uintptr_t stream, const Owner& owner,
+                                 std::size_t chunk_bytes, std::size_t capacity) {
   refuse_child();
+  const Extent extent{bytes, chunk_bytes, capacity};
   CUdeviceptr address = 0;
   Status status =
-      allocator->malloc(bytes, ordinal, reinterpret_cast<CUstream>(stream), owner, address);
+      allocator->malloc(extent, ordinal, reinterpret_cast<CUstream>(stream), owner, address);
   Device* device = nullptr;
   std::size_t total = 0;
   if (status.fault == Fault::device_memory && allocator->device(ordinal, &device).ok())
     (void)device->memory(status.free_bytes, total);
   require(status, allocator->driver());
-  return std::make_shared<Memory>(std::move(allocator), address, bytes);
+  return std::make_shared<Memory>(std::move(allocator), address, extent);
 }
 
 // Parts: offset in the segment, offset in the file, bytes.
@@ -72,7 +74,7 @@ std::shared_ptr<Memory> from_file(std::shared_ptr<Allocator> allocator, std::siz
   CUdeviceptr address = 0;
   require(allocator->reserve(bytes, ordinal, owner, std::move(source), address),
           allocator->driver());
-  return std::make_shared<Memory>(std::move(allocator), address, bytes);
+  return std::make_shared<Memory>(std::move(allocator), address, Extent{bytes});
 }
 
 std::shared_ptr<File> hold(int descriptor, std::string path, std::size_t header_bytes) {
@@ -101,7 +103,8 @@ void bind_memory(py::module_& m) {
       .def_property_readonly("__cuda_array_interface__", &cuda_array_interface);
   py::class_<Memory, std::shared_ptr<Memory>>(m, "Memory")
       .def(py::init(&allocate), py::arg("allocator"), py::arg("bytes"), py::arg("device"),
-           py::arg("stream"), py::arg("owner"), py::call_guard<py::gil_scoped_release>())
+           py::arg("stream"), py::arg("owner"), py::arg("chunk_bytes") = 0, py::arg("capacity") = 0,
+           py::call_guard<py::gil_scoped_release>())
       .def_static("from_file", &from_file, py::arg("allocator"), py::arg("bytes"),
                   py::arg("device"), py::arg("owner"), py::arg("file"), py::arg("parts"),
                   py::arg("keep"), py::call_guard<py::gil_scoped_release>())

@@ -7,6 +7,7 @@
 
 #include <pybind11/pybind11.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <memory>
 
@@ -17,8 +18,8 @@ namespace cumem {
 class Memory {
  public:
   // Owns the segment that starts at `address`.
-  Memory(std::shared_ptr<Allocator> allocator, CUdeviceptr address, std::size_t bytes)
-      : allocator_(std::move(allocator)), address_(address), bytes_(bytes) {}
+  Memory(std::shared_ptr<Allocator> allocator, CUdeviceptr address, const Extent& extent)
+      : allocator_(std::move(allocator)), address_(address), extent_(extent) {}
   // Frees the segment, in whatever state, after work that may still use it. In a
   // forked child it is the parent's, and left alone.
   ~Memory();
@@ -26,12 +27,14 @@ class Memory {
   Memory& operator=(const Memory&) = delete;
 
   CUdeviceptr address() const noexcept { return address_; }
-  std::size_t bytes() const noexcept { return bytes_; }
+  std::size_t bytes() const noexcept { return extent_.bytes; }
+  // How far views may reach; not all of it need be mapped.
+  std::size_t capacity() const noexcept { return std::max(extent_.bytes, extent_.capacity); }
 
  private:
   const std::shared_ptr<Allocator> allocator_;
   const CUdeviceptr address_;
-  const std::size_t bytes_;  // that were asked for
+  const Extent extent_;  // that was asked for
 };
 
 void bind_memory(pybind11::module_& m);

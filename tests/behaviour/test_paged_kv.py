@@ -1,0 +1,417 @@
+"""Does a paged cache sleep, forget, come back and change its size as it says?"""
+
+from __future__ import annotations
+
+import gc
+import threading
+from typing import Any
+
+import pytest
+import torch
+from support import GRANULE, MIB, DriverUnderTest, fill_pattern, in_thread, raw, tag_stats
+
+import cumem
+
+LAYERS = 3
+BLOCK = 64 << 10  # bytes of one block of one layer
+
+
+def make_cache(blocks: int = 64, **options: Any) -> cumem.PagedKVCache:
+    shape: dict[str, Any] = {"layers": LAYERS, "block_size": 16, "kv_heads": 8, "head_dim": 128}
+    return cumem.PagedKVCache(blocks=blocks, dtype=torch.bfloat16, **{**shape, **options})
+
+
+def fill_blocks(cache: cumem.PagedKVCache, blocks: tuple[int, ...], seed: int = 0) -> None:
+    for at, layer in enumerate(cache.layers):
+        for block in blocks:
+            fill_pattern(layer[block], seed + 1000 * at + block)
+
+
+def blocks_hold(cache: cumem.PagedKVCache, blocks: tuple[int, ...], seed: int = 0) -> bool:
+    expected = torch.empty(BLOCK, dtype=torch.uint8)
+    for at, layer in enumerate(cache.layers):
+        for block in blocks:
+            fill_pattern(expected, seed + 1000 * at + block)
+            if not torch.equal(raw(layer[block]).cpu(), expected):
+                return False
+    return True
+
+
+# Memory and tensors
+
+
+def test_each_layer_is_one_exact_segment(driver: DriverUnderTest) -> None:
+    before = driver.used_bytes()
+    cache = make_cache(blocks=64)
+    assert cache.block_bytes == BLOCK
+    assert driver.used_bytes() - before == LAYERS * 64 * BLOCK
+    assert tag_stats("kv_cache").segments == LAYERS
+    assert [tuple(layer.shape) for layer in cache.layers] == [(64, 2, 16, 8, 128)] * LAYERS
+    assert all(layer.is_contiguous() for layer in cache.layers)
+    assert cumem.tag_of(cache.layers[0]) == "kv_cache"
+    del cache
+    assert driver.used_bytes() == before
+
+
+def test_a_layer_outlives_its_cache(driver: DriverUnderTest) -> None:
+    layer = make_cache().layers[1]
+    gc.collect()
+    fill_pattern(layer, 4)
+    assert tag_stats("kv_cache").segments == 1
+    cumem.sleep(offload_tags=["kv_cache"])
+    assert tag_stats("kv_cache").backup_bytes == layer.nbytes
+    cumem.wake_up()
+    del layer
+
+
+# Blocks
+
+
+def test_sequences_get_and_give_back_blocks() -> None:
+    cache = make_cache(blocks=8)
+    assert cache.allocate("a", 1) == (0,)
+    assert cache.allocate("b", 33) == (1, 2, 3)
+    assert cache.allocate("a", 16) == (0,)
+    assert cache.allocate("a", 17) == (0, 4)
+    assert (cache.blocks_of("a"), cache.free_blocks, cache.least_blocks) == ((0, 4), 3, 5)
+    assert cache.sequences == ("a", "b")
+    assert cache.free("b") == 3
+    assert cache.allocate("c", 50) == (1, 2, 3, 5)
+    table = cache.block_table(["c", "a"])
+    assert (table.dtype, table.device.type) == (torch.int32, cache.device.type)
+    assert table.tolist() == [[1, 2, 3, 5], [0, 4, -1, -1]]
+
+
+def test_a_full_cache_allocates_nothing() -> None:
+    cache = make_cache(blocks=4)
+    cache.allocate("a", 40)
+    with pytest.raises(cumem.NoBlocksError, match="2 more block"):
+        cache.allocate("b", 32)
+    with pytest.raises(cumem.NoBlocksError, match="1 of 4 free"):
+        cache.allocate("a", 16 * 5)
+    assert (cache.sequences, cache.blocks_of("a"), cache.free_blocks) == (("a",), (0, 1, 2), 1)
+
+
+def test_unknown_sequences_are_refused() -> None:
+    cache = make_cache(blocks=4)
+    for call in (cache.free, cache.blocks_of, lambda name: cache.block_table([name])):
+        with pytest.raises(ValueError, match="unknown sequence 'x'"):
+            call("x")
+    with pytest.raises(ValueError, match="at least one sequence"):
+        cache.block_table([])
+
+
+def test_many_threads_never_share_a_block() -> None:
+    cache = make_cache(blocks=64)
+    results: list[tuple[int, ...]] = []
+
+    def work(name: int) -> None:
+        for _ in range(50):
+            results.append(cache.allocate((name, "kept"), 8 * 16))
+            cache.allocate((name, "gone"), 32)
+            cache.free((name, "gone"))
+
+    threads = [threading.Thread(target=work, args=(name,)) for name in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    blocks = [block for name in range(4) for block in cache.blocks_of((name, "kept"))]
+    assert len(blocks) == len(set(blocks)) == 32
+    assert cache.free_blocks == 32
+
+
+# Sleep
+
+
+def test_a_discarding_sleep_forgets_every_sequence_and_moves_the_epoch(
+    driver: DriverUnderTest,
+) -> None:
+    cache = make_cache()
+    addresses = [layer.data_ptr() for layer in cache.layers]
+    cache.allocate("a", 100)
+    epoch, used = cumem.epoch("kv_cache"), driver.used_bytes()
+    report = cumem.sleep()
+    assert (report.offloaded_bytes, report.discarded_bytes) == (0, LAYERS * 7 * BLOCK)
+    assert used - driver.used_bytes() == LAYERS * 64 * BLOCK
+    assert (cumem.epoch("kv_cache"), cache.generation) == (epoch + 1, 1)
+    assert (cache.sequences, cache.free_blocks) == ((), 64)
+    with pytest.raises(ValueError, match="forgotten when the cache was reset"):
+        cache.block_table(["a"])
+    with pytest.raises(cumem.AsleepError, match="asleep"):
+        cache.allocate("a", 1)
+    cumem.wake_up()
+    assert cache.allocate("b", 1) == (0,)
+    assert [layer.data_ptr() for layer in cache.layers] == addresses
+    fill_blocks(cache, (0, 63))
+    assert blocks_hold(cache, (0, 63))
+
+
+def test_an_offloading_sleep_keeps_the_blocks_in_use_and_copies_no_other() -> None:
+    cache = make_cache(on_sleep="offload")
+    cache.allocate("a", 40)
+    cache.allocate("b", 40)
+    cache.allocate("c", 40)
+    cache.free("b")
+    fill_blocks(cache, tuple(range(64)))
+    used = cache.blocks_of("a") + cache.blocks_of("c")
+    epoch = cumem.epoch("kv_cache")
+    report = cumem.sleep()
+    assert report.offloaded_bytes == report.copied_bytes == LAYERS * 6 * BLOCK
+    assert report.discarded_bytes == 0
+    cumem.wake_up(fill="zero")
+    assert blocks_hold(cache, used)
+    assert not any(bool(raw(layer[3:6]).any()) for layer in cache.layers), "what b had is gone"
+    assert (cache.sequences, cache.generation) == (("a", "c"), 0)
+    assert cumem.epoch("kv_cache") == epoch
+    cache.allocate("a", 60)
+    fill_blocks(cache, cache.blocks_of("a"), seed=5)
+    cumem.sleep()
+    cumem.wake_up(fill="zero")
+    assert blocks_hold(cache, cache.blocks_of("a"), seed=5)
+    assert blocks_hold(cache, cache.blocks_of("c"))
+
+
+def test_level_2_forgets_an_offloading_cache_too() -> None:
+    cache = make_cache(on_sleep="offload")
+    cache.allocate("a", 40)
+    cumem.sleep(level=2)
+    assert (cache.sequences, cache.generation) == ((), 1)
+    cumem.wake_up()
+
+
+def test_a_kept_cache_stays_when_others_of_its_tag_are_discarded() -> None:
+    kept, gone = make_cache(blocks=32, on_sleep="keep"), make_cache(blocks=32)
+    kept.allocate("a", 40)
+    gone.allocate("a", 40)
+    fill_blocks(kept, (0, 1, 2))
+    cumem.sleep()
+    assert (kept.sequences, gone.sequences) == (("a",), ())
+    assert blocks_hold(kept, (0, 1, 2))
+    cumem.wake_up()
+
+
+def test_the_books_count_only_blocks_in_use_as_live() -> None:
+    cache = make_cache()
+    assert tag_stats("kv_cache").live_bytes == 0
+    cache.allocate("a", 40)
+    assert tag_stats("kv_cache").live_bytes == LAYERS * 3 * BLOCK
+    (device,) = cumem.report().devices
+    assert device.tags[0].hole_bytes == LAYERS * 61 * BLOCK
+    cumem.check()
+
+
+@pytest.mark.needs("faults")
+def test_a_failed_sleep_forgets_nothing(driver: DriverUnderTest) -> None:
+    cache = make_cache(on_sleep="offload")
+    cache.allocate("a", 40)
+    fill_blocks(cache, (0, 1, 2))
+    driver.emulator.fail("cuMemcpyDtoHAsync", code="CUDA_ERROR_UNKNOWN")
+    with pytest.raises(cumem.DriverError):
+        cumem.sleep()
+    assert cache.sequences == ("a",)
+    assert blocks_hold(cache, (0, 1, 2))
+
+
+# Size
+
+
+def test_a_cache_grows_and_shrinks_where_it_is(driver: DriverUnderTest) -> None:
+    before = driver.used_bytes()
+    cache = make_cache(blocks=32, max_blocks=256)
+    addresses = [layer.data_ptr() for layer in cache.layers]
+    cache.allocate("a", 16 * 20)
+    fill_blocks(cache, cache.blocks_of("a"))
+    for blocks in (256, 64, 32, 96):
+        cache.resize(blocks)
+        assert driver.used_bytes() - before == LAYERS * blocks * BLOCK
+        assert (cache.blocks, cache.free_blocks) == (blocks, blocks - 20)
+        assert [layer.shape[0] for layer in cache.layers] == [blocks] * LAYERS
+        assert [layer.data_ptr() for layer in cache.layers] == addresses
+        assert blocks_hold(cache, cache.blocks_of("a"))
+        cumem.check()
+    fill_blocks(cache, (95,))
+    assert blocks_hold(cache, (95,))
+    assert len(cache.allocate("b", 16 * 76)) == 76
+
+
+def test_sizes_that_are_no_whole_chunks_hand_out_no_more_blocks(driver: DriverUnderTest) -> None:
+    before = driver.used_bytes()
+    cache = make_cache(blocks=33, max_blocks=200)
+    assert driver.used_bytes() - before == LAYERS * 2 * GRANULE
+    cache.resize(65)
+    assert (cache.blocks, cache.free_blocks) == (65, 65)
+    assert driver.used_bytes() - before == LAYERS * 3 * GRANULE
+    cache.resize(1)
+    assert (cache.blocks, driver.used_bytes() - before) == (1, LAYERS * GRANULE)
+
+
+def test_blocks_in_use_do_not_go() -> None:
+    cache = make_cache(blocks=64)
+    cache.allocate("a", 16 * 40)
+    cache.allocate("b", 16)
+    cache.free("a")
+    assert cache.least_blocks == 41
+    with pytest.raises(cumem.BusyError, match=r"in use by 'b'\. .* resize to 41 or more"):
+        cache.resize(40)
+    assert (cache.blocks, cache.free_blocks) == (64, 63)
+    cache.resize(41)
+    cache.free("b")
+    cache.resize(32)
+    assert cache.free_blocks == 32
+
+
+def test_a_cache_sleeps_and_wakes_with_the_size_it_has(driver: DriverUnderTest) -> None:
+    before = driver.used_bytes()
+    cache = make_cache(blocks=32, max_blocks=128, on_sleep="offload")
+    cache.allocate("a", 16 * 3)
+    cumem.sleep()
+    cumem.wake_up()
+    cache.resize(96)
+    cache.allocate("b", 16 * 80)
+    fill_blocks(cache, (0, 1, 2, 81))
+    cumem.sleep()
+    assert driver.used_bytes() == before
+    with pytest.raises(cumem.AsleepError):
+        cache.resize(128)
+    assert (cache.blocks, cache.free_blocks) == (96, 13)
+    cumem.wake_up(fill="poison")
+    assert blocks_hold(cache, (0, 1, 2, 81))
+    cache.free("b")
+    cache.resize(32)
+    cumem.sleep()
+    cumem.wake_up()
+    assert blocks_hold(cache, (0, 1, 2))
+    cumem.check()
+
+
+def test_growth_without_room_changes_nothing(driver: DriverUnderTest) -> None:
+    cache = make_cache(blocks=32, max_blocks=1024)
+    cache.allocate("a", 40)
+    fill_blocks(cache, (0, 1, 2))
+    with driver.another_tenant(leaves=64 * MIB):
+        used = driver.used_bytes()
+        with pytest.raises(cumem.DeviceOutOfMemoryError, match="resize of tag 'kv_cache'"):
+            cache.resize(1024)
+        assert driver.used_bytes() == used
+    assert (cache.blocks, cache.free_blocks) == (32, 29)
+    assert blocks_hold(cache, (0, 1, 2))
+    cumem.check()
+
+
+@pytest.mark.needs("faults")
+@pytest.mark.parametrize("call", ["cuMemCreate", "cuMemMap", "cuMemSetAccess"])
+@pytest.mark.parametrize("nth", [1, 2, 5])
+def test_a_refused_growth_changes_nothing(driver: DriverUnderTest, call: str, nth: int) -> None:
+    cache = make_cache(blocks=32, max_blocks=96)
+    cache.allocate("a", 40)
+    fill_blocks(cache, (0, 1, 2))
+    driver.emulator.fail(call, nth, "CUDA_ERROR_UNKNOWN")
+    if nth == 5 and call == "cuMemSetAccess":
+        cache.resize(96)  # once a layer
+        driver.emulator.clear()
+        return
+    with pytest.raises(cumem.DriverError):
+        cache.resize(96)
+    assert (cache.blocks, cache.free_blocks, driver.used_bytes()) == (32, 29, LAYERS * GRANULE)
+    assert blocks_hold(cache, (0, 1, 2))
+    cumem.check()
+    cache.resize(96)
+
+
+@pytest.mark.needs("faults")
+def test_a_refused_unmap_is_continued_by_the_same_call(driver: DriverUnderTest) -> None:
+    cache = make_cache(blocks=96)
+    driver.emulator.fail("cuMemUnmap", 2, "CUDA_ERROR_UNKNOWN")
+    with pytest.raises(cumem.DriverError, match="the same call goes on"):
+        cache.resize(32)
+    assert (cache.blocks, cache.free_blocks) == (32, 32)
+    cumem.check()
+    assert driver.used_bytes() > LAYERS * GRANULE
+    cache.resize(32)
+    assert driver.used_bytes() == LAYERS * GRANULE
+
+
+@pytest.mark.needs("captures")
+def test_a_capture_is_not_broken_by_a_resize(driver: DriverUnderTest) -> None:
+    cache = make_cache(blocks=32, max_blocks=64)
+    driver.emulator.begin_capture()
+    with pytest.raises(cumem.BusyError, match="capture"):
+        cache.resize(64)
+    driver.emulator.end_capture()
+    assert (cache.blocks, cache.free_blocks) == (32, 32)
+    cache.resize(64)
+
+
+@pytest.mark.needs("streams")
+def test_memory_goes_only_after_the_work_that_uses_it(driver: DriverUnderTest) -> None:
+    cache = make_cache(blocks=64)
+    last = cache.layers[0][63].data_ptr()
+    driver.emulator.enqueue(write=(last, b"x" * BLOCK), delay=0.3)
+    cache.resize(32)
+    assert cache.blocks == 32
+
+
+def test_a_sleep_of_another_thread_waits_for_a_resize() -> None:
+    cache = make_cache(blocks=32, max_blocks=128)
+    stop = threading.Event()
+
+    def cycle() -> None:
+        while not stop.is_set():
+            cumem.sleep()
+            cumem.wake_up()
+
+    thread = threading.Thread(target=cycle)
+    thread.start()
+    try:
+        for blocks in (128, 32) * 20:
+            try:
+                cache.resize(blocks)
+            except cumem.AsleepError:
+                continue
+            assert cache.blocks == blocks
+    finally:
+        stop.set()
+        thread.join(60)
+    assert cache.free_blocks == cache.blocks
+    in_thread(cumem.check)
+
+
+# Errors
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"blocks": 0}, ValueError, "blocks must be positive"),
+        ({"layers": -1}, ValueError, "layers must be positive"),
+        ({"block_size": 1.5}, TypeError, "block_size must be an int"),
+        ({"blocks": 9, "max_blocks": 8}, ValueError, "at least blocks"),
+        ({"chunk_bytes": 5}, ValueError, "multiple of 2 MiB"),
+        ({"on_sleep": "dream"}, ValueError, "unknown on_sleep"),
+        ({"device": "cpu:9"}, ValueError, "no device"),
+    ],
+)
+def test_wrong_arguments_allocate_nothing(
+    options: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        make_cache(**options)
+    assert cumem.stats().segment_bytes == 0
+
+
+def test_a_cache_without_room_leaves_no_layer_behind(driver: DriverUnderTest) -> None:
+    blocks = int(driver.free_bytes() * 0.9) // BLOCK // (LAYERS - 1)
+    with pytest.raises(cumem.DeviceOutOfMemoryError):
+        make_cache(blocks=blocks)
+    gc.collect()
+    assert cumem.stats().physical_bytes == 0
+
+
+def test_a_size_out_of_range_is_refused() -> None:
+    cache = make_cache(blocks=32, max_blocks=64)
+    with pytest.raises(ValueError, match="at most 64 are reserved"):
+        cache.resize(65)
+    with pytest.raises(ValueError, match="must be positive"):
+        cache.resize(0)
+    assert cache.blocks == 32
