@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from cumem import _operation, _registry, _runtime, _snapshot, inspection, waking
-from cumem._arguments import check_tag
+from cumem._arguments import check_tag, pool_policy
 from cumem._held import refuse_asleep, wait_for_devices
 from cumem._matching import named_tensors
 from cumem._packing import Batch, Places, packed
@@ -79,7 +79,7 @@ def adopt(
     if not isinstance(module, torch.nn.Module):
         raise TypeError(f"expected a module, not {type(module).__name__}")
     check_tag(tag)
-    policy = OnSleep.of(on_sleep, tag)
+    policy = pool_policy(on_sleep, tag)
     runtime = _runtime.current()
     tensors = named_tensors(module)
     refused = unmovable(tensors, runtime.backend.device_type)

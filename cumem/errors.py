@@ -49,7 +49,7 @@ class IntegrityError(CumemError):
 
 
 class CheckpointError(CumemError, ValueError):
-    """A file is not what it should be. Nothing was loaded."""
+    """A file is not what it should be. Nothing was loaded, unmapped or woken."""
 
 
 class StorageError(CumemError, OSError):

@@ -28,7 +28,7 @@ from cumem._registry import PoolEntry
 from cumem._runtime import Runtime
 from cumem._safetensors import Header, TensorEntry, fault
 from cumem._text import choices
-from cumem.errors import translated
+from cumem.errors import BusyError, translated
 from cumem.options import OnSleep
 
 # Kernels load 16 bytes at once, and digests start where they do.
@@ -75,6 +75,7 @@ def load_file(
     entry = _owned.template(tag, on_sleep, device, has_file=True)
     shards = _shards(read_checkpoint(path_or_dir))
     runtime = _runtime.current()
+    _refuse_capture(runtime, entry.device)
     segments: list[OwnedSegment | None] = []
     try:
         with translated(f"load_file({str(path_or_dir)!r})", _LEFT, _owned.kind(runtime)):
@@ -90,6 +91,15 @@ def load_file(
     if entry.on_sleep is OnSleep.RELOAD:
         _note_reloadable(tensors, segments)
     return tensors
+
+
+def _refuse_capture(runtime: Runtime, device: int) -> None:
+    """Nothing can be read then, and what was reserved could not be given back."""
+    if runtime.backend.is_capturing() or runtime.allocator.capturing(device):
+        raise BusyError(
+            f"load_file: a CUDA graph capture is under way on {runtime.device_name(device)}. "
+            "Nothing was loaded; end the capture and repeat the call."
+        )
 
 
 @dataclass

@@ -45,6 +45,8 @@ def sleep(
         BusyError: a scope of one of these tags is open, a graph capture is under
             way, or the call comes from inside a hook of another.
         HostOutOfMemoryError: no room for the backups.
+        StorageError: no room on disk for what sleeps there, or it refused.
+        CheckpointError: a file that memory is to be reloaded from has changed.
         DriverError: the driver refused. After a refused unmap every segment is exactly
             awake or asleep with its backup, and the same call continues.
         CumemError: an ``on_before_unmap`` hook raised; or an ``on_after_unmap`` hook,
@@ -140,6 +142,8 @@ def wake_up(
         DeviceOutOfMemoryError: no room on a device, also after torch's caches were cleared.
         DriverError: the driver refused.
         IntegrityError: what was restored is not what was put to sleep.
+        CheckpointError: a file has changed since it was loaded. StorageError: what slept
+            to disk cannot be read.
         In these cases everything stays asleep with its backup; the call can be repeated.
         CumemError: an ``on_after_map`` hook raised; everything is awake.
     """

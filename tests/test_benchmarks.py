@@ -43,6 +43,10 @@ DRY_RUNS = {
     ],
     "bench_switch.py": ["--gib", "0.01", "--slack", "0.02", "--cycles", "1", "--rest", "0"],
     "bench_stream_wake.py": ["--gib", "0.01", "--tokens", "8", "--cycles", "1"],
+    "bench_load.py": [
+        *("--gib", "0.01", "--loads", "2", "--folder", "/tmp"),
+        *("--libraries", "cumem", "safetensors", "runai"),
+    ],
     "profile_sleep.py": ["--gib", "0.01", "--rest", "0"],
 }
 
@@ -108,6 +112,18 @@ def test_switch_benchmark_writes_its_rows(dry_runs: dict[str, Any]) -> None:
     assert rows["switch: leaving clean"]["median_copied_bytes"] == one
     process = record["results"]["cumem"]["processes"][0]
     assert process["free_bytes_beside_one"] < 2 * one, "there was room for both models"
+
+
+def test_loads_are_measured_and_checked(dry_runs: dict[str, Any]) -> None:
+    printed, record = dry_runs["bench_load.py"]
+    rows = record["results"]["cumem"]["rows"]
+    assert list(rows) == ["first", "again", "reload: sleep", "reload: wake"]
+    assert list(record["results"]["safetensors"]["rows"]) == ["first", "again"]
+    assert "runai" in record["results"]
+    assert "EMULATED" in printed
+    memory = record["results"]["cumem"]["memory"]
+    assert 0 <= memory["device_bytes"] - memory["payload_bytes"] <= 2 * MIB
+    assert memory["host_bytes"] <= GIB
 
 
 def test_stream_wake_benchmark_writes_its_rows(dry_runs: dict[str, Any]) -> None:

@@ -88,11 +88,14 @@ Status prove_reloaded(Source& source, const Backup& backup, Device& device, Dige
   if (digester == nullptr || !source.keep) return {};
   std::vector<Digest> now;
   const std::vector<Range> restored = ranges_of(backup.reload);
-  if (source.digests.empty() && total_bytes(restored) == total_bytes(source.ranges()))
-    return digest_device(device, digester, source.ranges(), source.digests);
-  if (source.digests.empty()) return {};
+  const bool all = total_bytes(restored) == total_bytes(source.parts);
+  if (source.digests.empty() && !all) return {};
   if (Status status = digest_device(device, digester, source.ranges(), now); !status.ok())
     return status;
+  if (source.digests.empty()) {
+    source.digests = std::move(now);
+    return {};
+  }
   const std::vector<FilePart> pieces = pieces_of(source.parts);
   for (std::size_t i = 0; i < pieces.size(); ++i)
     if (covers(restored, pieces[i].range) && now[i] != source.digests[i]) {

@@ -1,0 +1,139 @@
+"""Measures how one library loads one file; ``bench_load.py`` starts it.
+
+Its arguments are the library, the file, the number of loads and the file for the result.
+What a process does once whatever it loads (a CUDA context, kernels, imports) is done
+before the clock starts; pinned memory and caches of the library are not.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import sys
+import time
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from load_files import same_as_written
+from machine import copy_ceiling, describe, synchronize
+
+import cumem
+
+Tensors = dict[str, torch.Tensor]
+
+
+def _with_cumem(path: str, _device: torch.device) -> Tensors:
+    return cumem.load_file(path)
+
+
+def _with_safetensors(path: str, device: torch.device) -> Tensors:
+    from safetensors.torch import load_file
+
+    return load_file(path, device=str(device))
+
+
+def _with_fastsafetensors(path: str, device: torch.device) -> Tensors:
+    from fastsafetensors import SafeTensorsFileLoader, SingleGroup
+
+    loader = SafeTensorsFileLoader(SingleGroup(), str(device), nogds=True)
+    loader.add_filenames({0: [path]})
+    buffer = loader.copy_files_to_device()
+    return {name: buffer.get_tensor(name) for name in loader.get_keys()}
+
+
+def _with_runai(path: str, device: torch.device) -> Tensors:
+    from runai_model_streamer import SafetensorsStreamer
+
+    with SafetensorsStreamer() as streamer:
+        streamer.stream_file(path)
+        return {name: tensor.to(device) for name, tensor in streamer.get_tensors()}
+
+
+LIBRARIES: dict[str, tuple[str, Callable[[str, torch.device], Tensors]]] = {
+    "cumem": ("cumem", _with_cumem),
+    "safetensors": ("safetensors", _with_safetensors),
+    "fastsafetensors": ("fastsafetensors", _with_fastsafetensors),
+    "runai": ("runai-model-streamer", _with_runai),
+}
+
+
+class Loads:
+    """Loads of one file by one library, timed and checked."""
+
+    def __init__(self, path: str, device: torch.device) -> None:
+        self._path, self._device = path, device
+        self.rows: dict[str, list[float]] = {}
+
+    def timed(self, row: str, call: Callable[[], Any]) -> Any:
+        synchronize(self._device)
+        started = time.perf_counter()
+        result = call()
+        synchronize(self._device)
+        self.rows.setdefault(row, []).append(time.perf_counter() - started)
+        return result
+
+    def load(self, library: str, count: int) -> None:
+        for index in range(count):
+            row = "again" if index else "first"
+            tensors = self.timed(row, lambda: LIBRARIES[library][1](self._path, self._device))
+            self._check(tensors, library)
+            del tensors
+            gc.collect()
+
+    def reload(self, count: int) -> dict[str, int]:
+        """Sleeps and wakes of memory that comes from its file."""
+        tensors = cumem.load_file(self._path, on_sleep="reload")
+        memory = {
+            "device_bytes": cumem.stats().segment_bytes,
+            "payload_bytes": sum(tensor.nbytes for tensor in tensors.values()),
+        }
+        for _ in range(count):
+            self.timed("reload: sleep", cumem.sleep)
+            self.timed("reload: wake", cumem.wake_up)
+            self._check(tensors, "reload")
+        return {**memory, "host_bytes": cumem.stats().host_bytes}
+
+    def _check(self, tensors: Tensors, what: str) -> None:
+        if not same_as_written(tensors):
+            raise SystemExit(f"{what}: the contents are not those of the file")
+
+
+def _prepare(device: torch.device) -> None:
+    with cumem.use_memory_pool("warm-up"):
+        warm = torch.zeros(1, device=device)
+    del warm
+    cumem.trim("warm-up")
+    synchronize(device)
+
+
+def measure(library: str, path: str, count: int) -> dict[str, Any]:
+    device = cumem.default_device()
+    package = LIBRARIES[library][0]
+    _prepare(device)
+    loads = Loads(path, device)
+    loads.load(library, count)
+    memory = loads.reload(count) if library == "cumem" else {}
+    return {
+        "library": library,
+        "version": cumem.__version__ if library == "cumem" else version(package),
+        "environment": describe(device),
+        "rows": loads.rows,
+        "memory": memory,
+        "ceiling_gb_per_s": copy_ceiling(device).get("h2d_gb_per_s", 0.0),
+    }
+
+
+def main() -> None:
+    library, path, count, result = sys.argv[1:]
+    try:
+        found = measure(library, path, int(count))
+    except ImportError as error:
+        found = {"library": library, "unavailable": str(error)}
+    Path(result).write_text(json.dumps(found), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,185 @@
+// Does every failure of every driver call leave an exact state where contents are in
+// files? One segment is read from a file and left to it, one sleeps to disk.
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdlib>
+#include <functional>
+
+#include "core_rig.h"
+
+namespace {
+
+using cumem::Status;
+using cumem::Store;
+using rig::Rig;
+
+// What moving files calls beside what core_fault_test.cpp has every failure of.
+const char* const kCalls[] = {"cuCtxPopCurrent",   "cuCtxPushCurrent", "cuCtxSynchronize",
+                              "cuEventCreate",     "cuEventRecord",    "cuEventSynchronize",
+                              "cuLaunchKernel",    "cuMemCreate",      "cuMemHostRegister",
+                              "cuMemMap",          "cuMemSetAccess",   "cuMemcpyDtoHAsync",
+                              "cuMemcpyHtoDAsync", "cuStreamCreate",   "cuStreamSynchronize"};
+
+constexpr std::size_t kBytes = 2 * kChunk;
+constexpr std::size_t kHeader = 100;
+const auto kContents = Rig::pattern(kHeader + kBytes, 7);
+const auto kOther = Rig::pattern(kBytes, 8);
+
+rig::Config config() {
+  rig::Config config = rig::small_chunks();
+  config.file.threads = 1;  // calls come in one order
+  config.file.buffer_bytes = kMiB;
+  config.file.ring_bytes = 2 * kMiB;
+  config.file.folder = "/tmp";
+  return config;
+}
+
+// A file that holds the contents, open and without a name.
+int make_file() {
+  char name[] = "/tmp/cumem-test-XXXXXX";
+  const int file = mkostemp(name, O_CLOEXEC);
+  REQUIRE(file >= 0);
+  unlink(name);
+  REQUIRE(pwrite(file, kContents.data(), kContents.size(), 0) ==
+          static_cast<ssize_t>(kContents.size()));
+  return file;
+}
+
+struct Scene {
+  Rig r{64 * kMiB, config()};
+  const int file = make_file();
+  CUdeviceptr loaded = 0;
+  CUdeviceptr other = 0;
+
+  Scene() {
+    r.load_digester();
+    other = r.make(kBytes);
+    r.write(other, kOther);
+  }
+  ~Scene() { close(file); }
+
+  Status reserve() {
+    auto source = std::make_unique<cumem::Source>();
+    std::shared_ptr<cumem::File> held;
+    REQUIRE(cumem::File::adopt(file, "model", kHeader, held).ok());
+    source->file = held;
+    source->parts = {{{0, kBytes}, kHeader}};
+    source->keep = true;
+    return r.allocator->reserve(kBytes, 0, {"weights", "reload", 0, false}, std::move(source),
+                                loaded);
+  }
+  void load() { REQUIRE(reserve().ok() && wake().ok()); }
+  Status sleep() {
+    return r.sleep({{loaded, {{loaded, kBytes}}, {}, Store::source},
+                    {other, {{other, kBytes}}, {}, Store::disk}});
+  }
+  Status wake() { return r.wake({loaded, other}, 0xFF); }
+  void expect_bytes() {
+    const std::vector<unsigned char> payload(kContents.begin() + kHeader, kContents.end());
+    CHECK(r.read(loaded, kBytes) == payload);
+    CHECK(r.read(other, kBytes) == kOther);
+  }
+  void expect_clean_end() {
+    r.allocator->free(loaded);
+    r.allocator->free(other);
+    CHECK_EQ(r.allocator->live_segments(), std::size_t{0});
+    CHECK_EQ(r.allocator->host().usage().used_bytes, std::size_t{0});
+    r.expect_empty();
+  }
+  long calls(const char* call) {
+    return r.computer.cu.cumem_emulator_call_count(r.computer.machine, call);
+  }
+};
+
+using Step = std::function<void(Scene&)>;
+
+void for_every_failure(const Step& prepare, const Step& operation, const Step& after) {
+  for (const char* call : kCalls) {
+    long made = 0;
+    {
+      Scene scene;
+      prepare(scene);
+      made = -scene.calls(call);
+      operation(scene);
+      made += scene.calls(call);
+    }
+    for (long nth = 1; nth <= made; ++nth) {
+      Scene scene;
+      prepare(scene);
+      scene.r.computer.cu.cumem_emulator_fail(scene.r.computer.machine, call, nth,
+                                              CUDA_ERROR_UNKNOWN);
+      operation(scene);
+      scene.r.computer.cu.cumem_emulator_clear(scene.r.computer.machine);
+      const Status status = scene.r.allocator->verify();
+      if (!status.ok()) check::expect(false, __FILE__, __LINE__, call);
+      after(scene);
+    }
+  }
+}
+
+TEST(every_failure_in_a_load_leaves_it_asleep_and_a_retry_succeeds) {
+  for_every_failure([](Scene& scene) { REQUIRE(scene.reserve().ok()); },
+                    [](Scene& scene) { (void)scene.wake(); },
+                    [](Scene& scene) {
+                      REQUIRE(scene.wake().ok());
+                      scene.expect_bytes();
+                      scene.expect_clean_end();
+                    });
+}
+
+TEST(every_failure_in_a_sleep_to_files_leaves_an_exact_state_and_a_retry_succeeds) {
+  for_every_failure([](Scene& scene) { scene.load(); }, [](Scene& scene) { (void)scene.sleep(); },
+                    [](Scene& scene) {
+                      REQUIRE(scene.sleep().ok());
+                      CHECK(scene.r.asleep(scene.loaded) && scene.r.asleep(scene.other));
+                      CHECK_EQ(scene.r.allocator->host().usage().used_bytes, std::size_t{0});
+                      REQUIRE(scene.wake().ok());
+                      scene.expect_bytes();
+                      scene.expect_clean_end();
+                    });
+}
+
+TEST(every_failure_in_a_wake_from_files_leaves_both_asleep_and_a_retry_succeeds) {
+  for_every_failure(
+      [](Scene& scene) {
+        scene.load();
+        REQUIRE(scene.sleep().ok());
+      },
+      [](Scene& scene) { (void)scene.wake(); },
+      [](Scene& scene) {
+        CHECK_EQ(scene.r.asleep(scene.loaded), scene.r.asleep(scene.other));
+        REQUIRE(scene.wake().ok());
+        scene.expect_bytes();
+        scene.expect_clean_end();
+      });
+}
+
+TEST(a_file_that_has_changed_is_refused_before_the_first_unmap) {
+  Scene scene;
+  scene.load();
+  const unsigned char more = 1;
+  const auto end = static_cast<off_t>(kContents.size());
+  REQUIRE(pwrite(scene.file, &more, 1, end) == 1);
+  CHECK(scene.sleep().fault == cumem::Fault::source);
+  CHECK(!scene.r.asleep(scene.loaded) && !scene.r.asleep(scene.other));
+  scene.expect_bytes();
+  scene.expect_clean_end();
+}
+
+TEST(a_folder_that_is_missing_is_refused_before_the_first_unmap) {
+  Scene scene;
+  scene.load();
+  rig::Config missing = config();
+  missing.file.folder = "/tmp/is/not/there";
+  scene.r.allocator->configure(missing);
+  const Status status = scene.sleep();
+  CHECK(status.fault == cumem::Fault::disk);
+  CHECK_EQ(status.error, ENOENT);
+  CHECK(!scene.r.asleep(scene.loaded) && !scene.r.asleep(scene.other));
+  scene.expect_bytes();
+  scene.expect_clean_end();
+}
+
+}  // namespace
