@@ -48,10 +48,11 @@ def fill(
 
     Raises:
         CheckpointError: a file cannot be read; says what was written by then.
-        AsleepError, BusyError: as :func:`held`; nothing was written.
+        AsleepError, BusyError, DeviceOutOfMemoryError: nothing was written.
     """
     views = {name: [part.view for part in parts] for name, parts in targets.items()}
     staging, progress = Staging(_runtime.current_options().staging_bytes), _Progress(len(targets))
+    staging.prepare(view for parts in views.values() for view in parts)
     with held(views, operation), plain_tensors():
         mark_dirty(list(views.values()))
         for file in checkpoint.files:

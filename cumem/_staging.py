@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import mmap
+from collections.abc import Iterable
 
 import torch
 
@@ -33,7 +34,21 @@ class Staging:
         # Memory that torch does not own is not placed into a pool, whatever scope is open.
         self.memory = memoryview(mmap.mmap(-1, 2 * bytes))
         self._host = torch.frombuffer(self.memory, dtype=torch.uint8)
-        self._device: torch.Tensor | None = None
+        self._devices: dict[torch.device, torch.Tensor] = {}
+
+    def prepare(self, views: Iterable[torch.Tensor]) -> None:
+        """Takes the device memory that parts of these will pass through, if any will.
+
+        Raises:
+            DeviceOutOfMemoryError: there is no room.
+        """
+        for view in views:
+            if view.device in self._devices or view.is_contiguous() or _is_plain(view):
+                continue
+            segment = _owned.allocate(
+                self.bytes, tag=_TAG, on_sleep="keep", device=view.device.index
+            )
+            self._devices[view.device] = segment.tensor(torch.uint8, (self.bytes,))
 
     def elements(self, *dtypes: torch.dtype) -> int:
         """How many elements one piece may have."""
@@ -46,7 +61,8 @@ class Staging:
     def write(self, target: torch.Tensor, source: torch.Tensor) -> None:
         """Copies a part of :meth:`piece` to a part of any tensor, converting its type.
 
-        pre: both have the same shape, no more than a piece's, and run under no_grad.
+        pre: both have the same shape, no more than a piece's; :meth:`prepare` saw the tensor;
+        runs under no_grad.
         """
         if _is_plain(target):
             copy(target, source)
@@ -63,7 +79,10 @@ class Staging:
         copy(target, through)
 
     def read(self, source: torch.Tensor) -> memoryview:
-        """Copies a part of any tensor to the first half, row-major; valid until the next call."""
+        """Copies a part of any tensor to the first half, row-major; valid until the next call.
+
+        pre: as for :meth:`write`.
+        """
         count = source.numel() * source.element_size()
         host = self.piece(source.dtype, tuple(source.shape))
         if not (_is_plain(source) or source.is_contiguous()):
@@ -74,12 +93,7 @@ class Staging:
         return self.memory[:count]
 
     def _on_device(self, like: torch.Tensor) -> torch.Tensor:
-        if self._device is None or self._device.device != like.device:
-            segment = _owned.allocate(
-                self.bytes, tag=_TAG, on_sleep="keep", device=like.device.index
-            )
-            self._device = segment.tensor(torch.uint8, (self.bytes,))
-        return _seen_as(self._device, like.dtype, tuple(like.shape))
+        return _seen_as(self._devices[like.device], like.dtype, tuple(like.shape))
 
 
 def copy(target: torch.Tensor, source: torch.Tensor) -> None:

@@ -53,7 +53,9 @@ def units_of(tensors: Iterable[torch.Tensor]) -> list[Unit]:
 def _family(tensor: torch.Tensor) -> list[torch.Tensor]:
     """The tensor and, if it is a view to autograd, what it is a view of: it keeps that alive."""
     base = tensor._base
-    return [tensor] if base is None else [tensor, base]
+    if base is None or storage_key(base) != storage_key(tensor):  # its data was exchanged since
+        return [tensor]
+    return [tensor, base]
 
 
 def _of_storage(tensors: list[torch.Tensor]) -> list[Unit]:
@@ -79,10 +81,12 @@ def unmovable(tensors: Mapping[str, torch.Tensor], device_type: str) -> list[str
 
 
 def _obstacle(tensor: torch.Tensor, device_type: str) -> str | None:
+    if not tensor.numel():
+        return None
     if tensor.device.type != device_type:
         return f"on {tensor.device}"
     if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_nested:
         return "not strided"
-    if tensor.numel() and not has_memory(tensor):
+    if not has_memory(tensor):
         return "without memory of its own"
     return "lazily conjugated or negated" if tensor.is_conj() or tensor.is_neg() else None

@@ -83,8 +83,9 @@ def load_into(
             memory that two tensors would fill; all of them are in the message. Nothing was
             written, unless the message says what was: a file that fails while it is read.
         AsleepError: some memory of the module is asleep. BusyError: a capture is under way.
-            TypeError: a wrong argument, or an answer of the map that is none. Nothing was
-            written.
+        DeviceOutOfMemoryError: no room for what columns pass through.
+        TypeError: a wrong argument, or an answer of the map that is none. Nothing was
+            written by any of these.
     """
     if not isinstance(module, torch.nn.Module):
         raise TypeError(f"expected a module, not {type(module).__name__}")

@@ -6,7 +6,7 @@ whatever else a loader did, so that a fresh process needs no loader to get them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -74,8 +74,10 @@ def save_snapshot(
     notes = Notes(type(module).__name__, ties, strides, tuple(extra or ()))
     header = header_bytes(kept, notes)
     payload = sum(tensor.numel() * tensor.element_size() for tensor in kept.values())
+    staging = Staging(_runtime.current_options().staging_bytes)
+    staging.prepare(kept.values())
     with held({name: [tensor] for name, tensor in kept.items()}, "save_snapshot"):
-        _write(Path(path), header, kept, len(header) + payload)
+        _write(Path(path), header, _payload(kept, staging), len(header) + payload)
     return Saved(len(kept), payload)
 
 
@@ -140,21 +142,20 @@ def _refuse_unfit(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
         raise fault(path, what, _UNTOUCHED)
 
 
-def _write(path: Path, header: bytes, tensors: Mapping[str, torch.Tensor], total: int) -> None:
+def _write(path: Path, header: bytes, payload: Iterable[memoryview], total: int) -> None:
     try:
         with replacing(path) as file:
             file.reserve(total)
             file.write(header)
-            for part in _payload(tensors):
+            for part in payload:
                 file.write(part)
     except OSError as error:
         what = f"its {size(total)} cannot be written ({error.strerror or error})"
         raise CheckpointError(f"{path}: {what}. {_UNTOUCHED}") from error
 
 
-def _payload(tensors: Mapping[str, torch.Tensor]) -> Iterator[memoryview]:
+def _payload(tensors: Mapping[str, torch.Tensor], staging: Staging) -> Iterator[memoryview]:
     """The bytes of the tensors, row-major; each part is valid until the next."""
-    staging = Staging(_runtime.current_options().staging_bytes)
     with plain_tensors():
         for tensor in tensors.values():
             whole = tensor.detach()
