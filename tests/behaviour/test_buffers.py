@@ -7,6 +7,13 @@ import torch
 from support import GRANULE, MIB, DriverUnderTest, fill_pattern, holds_pattern, tag_stats
 
 import cumem
+from cumem import _owned
+
+
+@pytest.fixture(autouse=True)
+def warm(driver: DriverUnderTest) -> None:
+    """What a device takes once, for streams and kernels, is there before anything is counted."""
+    _owned.allocate(1, tag="warm")
 
 
 def three() -> cumem.BufferPlan:

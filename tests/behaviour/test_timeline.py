@@ -16,10 +16,9 @@ from cumem import hooks
 
 def test_marks_tell_live_reserved_tracked_and_device_apart(driver: DriverUnderTest) -> None:
     outside = torch.ones(3 * MIB, dtype=torch.uint8, device=driver.device)
-    with cumem.Timeline() as timeline:
+    with cumem.Timeline() as timeline, cumem.use_memory_pool("weights"):
         before = timeline.mark("before")
-        with cumem.use_memory_pool("weights"):
-            weights = make(30 * MIB)
+        weights = make(30 * MIB)
         after = timeline.mark("after")
     assert [mark.label for mark in timeline.marks] == ["before", "after"]
     assert (before.tracked_bytes, before.segments, before.tags) == (0, 0, ())
