@@ -77,10 +77,9 @@ class TransitionHooks:
             _log.exception("after a transition that failed, a hook failed too")
 
     async def _call(self, hook: Hook) -> None:
-        if inspect.iscoroutinefunction(hook):
-            await hook()
-        else:
-            await self._in_worker(hook)
+        result = hook() if inspect.iscoroutinefunction(hook) else await self._in_worker(hook)
+        if inspect.isawaitable(result):
+            await result
 
 
 def _failed(when: str, kind: Kind, hook: Hook, left: str) -> CumemError:

@@ -61,13 +61,14 @@ class Request:
         """
         if not self._cancels or asyncio.current_task() is not self.task:
             return error
-        if not isinstance(error, asyncio.CancelledError):
-            await _absorb_pending()
+        cancelled = isinstance(error, asyncio.CancelledError)
+        if not cancelled:
+            cancelled = await _absorb_pending()
         self._cancels = 0
         uncancel = getattr(self.task, "uncancel", None)  # Python 3.11
-        foreign = uncancel is not None and uncancel() > 0
-        ours = isinstance(error, asyncio.CancelledError) and not foreign
-        return RequestAbortedError(ABORTED) if ours else error
+        if uncancel is not None and uncancel() > 0 and cancelled:  # somebody else's, too
+            return error if isinstance(error, asyncio.CancelledError) else asyncio.CancelledError()
+        return RequestAbortedError(ABORTED) if isinstance(error, asyncio.CancelledError) else error
 
 
 async def in_thread(executor: Executor | None, function: Callable[[], _T]) -> _T:
@@ -92,12 +93,13 @@ async def _ended(work: asyncio.Future[Any]) -> None:
         work.exception()  # seen: who would have got it is cancelled
 
 
-async def _absorb_pending() -> None:
-    """A cancellation arrives at the next step of its task: this is one."""
+async def _absorb_pending() -> bool:
+    """A cancellation arrives at the next step of its task: this is one. Was there any?"""
     try:
         await asyncio.sleep(0)
     except asyncio.CancelledError:
-        return
+        return True
+    return False
 
 
 class RequestBook:

@@ -86,6 +86,26 @@ def test_an_abort_that_comes_too_late_does_not_reach_what_follows() -> None:
     run(test)
 
 
+@pytest.mark.skipif(not hasattr(asyncio.Task, "uncancel"), reason="needs Python 3.11")
+@pytest.mark.parametrize("ends", ["well", "cancelled"])
+def test_who_is_cancelled_besides_an_abort_stays_cancelled(ends: str) -> None:
+    async def test(engine: Engine) -> None:
+        async def request() -> None:
+            async with engine.controller.request() as this:
+                this.abort()
+                this.task.cancel()
+                if ends == "cancelled":
+                    await asyncio.sleep(20)
+            await asyncio.sleep(0)
+
+        task = asyncio.create_task(request())
+        await asyncio.wait([task])
+        assert task.cancelled()
+        assert engine.controller.in_flight == 0
+
+    run(test)
+
+
 @pytest.mark.needs("failures")
 def test_a_sleep_that_fails_leaves_the_engine_serving(emulator: EmulatedDriver) -> None:
     async def test(engine: Engine) -> None:
@@ -174,6 +194,7 @@ def test_hooks_run_around_the_memory_in_order_and_off_the_loop() -> None:
 
         controller.before("sleep", lambda: note("before sleep"))
         controller.before("sleep", note_on_loop)
+        controller.before("sleep", lambda: note_on_loop())
         controller.after("sleep", lambda: note("after sleep"))
         controller.before("wake_up", lambda: note("before wake"))
         controller.after("wake_up", lambda: note("after wake"))
@@ -186,6 +207,7 @@ def test_hooks_run_around_the_memory_in_order_and_off_the_loop() -> None:
         await controller.wake_up()
         assert calls == [
             ("before sleep", False, 0, False),
+            ("coroutine", False, 0, True),
             ("coroutine", False, 0, True),
             ("after sleep", True, 0, False),
             ("before wake", True, 0, False),
