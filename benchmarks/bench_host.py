@@ -31,7 +31,7 @@ import cumem
 from cumem.serving import ModelHost
 
 _LAYERS = 16
-_SLACK = 64 << 20  # segments are a little larger than what is in them
+_SIZING = "sizing"
 
 
 class Model(torch.nn.Module):
@@ -60,13 +60,22 @@ class Bench:
         self.model_bytes = 2 * _LAYERS * self.width**2
         self.names = [f"model_{index}" for index in range(asked.models)]
         self.files = {name: folder / f"{name}.safetensors" for name in self.names}
-        self.budget = asked.fit * (self.model_bytes + _SLACK)
+        self.budget = asked.fit * self._segment_bytes()
         self.x = torch.ones(8, self.width, dtype=torch.bfloat16, device=self.device)
         self.answers: dict[str, torch.Tensor] = {}
         self.rows: dict[str, list[float]] = {}
 
     def build(self) -> Model:
         return Model(self.width, self.device)
+
+    def _segment_bytes(self) -> int:
+        """What one model takes in a pool: segments are a little larger than what is in them."""
+        with cumem.use_memory_pool(_SIZING):
+            model = self.build()
+        (taken,) = (tag.segment_bytes for tag in cumem.stats().tags if tag.tag == _SIZING)
+        del model
+        cumem.trim(_SIZING)
+        return taken
 
     def write(self) -> None:
         """Checkpoints of random weights, the same at each run, and what each answers."""

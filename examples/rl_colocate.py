@@ -147,7 +147,9 @@ def one_step(rollout: Rollout, trainer: Trainer, timeline: cumem.Timeline, step:
     cumem.wake_up(tags=["rollout"])  # undefined until the update
     update(rollout.policy, trainer.policy)
     cumem.sleep(tags=["trainer"])
-    cumem.wake_up(tags=rollout.tags)  # the cache, and the graph's memory
+    # The cache, and the graph's memory. What a sleep discarded is undefined, and attention
+    # multiplies even what is masked: by zero, which is no help against a NaN.
+    cumem.wake_up(tags=rollout.tags, fill="zero")
     return reward
 
 
