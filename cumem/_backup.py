@@ -22,7 +22,7 @@ def backup_of(tensor: torch.Tensor) -> torch.Tensor | None:
 
     Raises:
         TypeError: not a tensor. ValueError: not contiguous, or not in a pool.
-        CumemError: its contents were discarded.
+        CumemError: its contents were discarded, or come back from a file.
     """
     if inspection.tag_of(tensor) is None:
         raise ValueError("the tensor is not in a pool, so it has no backup")
@@ -43,7 +43,8 @@ def backup_of(tensor: torch.Tensor) -> torch.Tensor | None:
             if isinstance(cause, _C.StatusError) and cause.fault == "invalid":
                 tag = inspection.tag_of(tensor)
                 raise CumemError(
-                    f"the tensor sleeps without a backup: contents of tag {tag!r} were discarded"
+                    f"the tensor sleeps without a backup in host memory: contents of tag {tag!r} "
+                    "were discarded, or come back from a file"
                 ) from error
             raise
     return into.view(tensor.dtype).view(tensor.shape)

@@ -116,8 +116,8 @@ class Allocator {
   std::size_t release_host();
 
   // Copies the backup of `range`, which lies in one block that sleeps, to `out`; the
-  // memory stays asleep. Fault::invalid: it is awake, or has no backup. On failure
-  // part of `out` may be written.
+  // memory stays asleep. Fault::invalid: it is awake, or has no backup in host memory. On
+  // failure part of `out` may be written.
   Status read_backup(const Range& range, std::byte* out);
   // Bytes moved between files and devices so far, also by an operation under way.
   std::uint64_t file_bytes() const noexcept { return file_bytes_; }

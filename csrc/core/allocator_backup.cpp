@@ -2,6 +2,7 @@
 #include <cstring>
 
 #include "core/allocator.h"
+#include "core/transfer.h"
 #include "core/transition.h"
 
 namespace cumem {
@@ -9,6 +10,9 @@ namespace {
 
 // pre: the segment is asleep, and a context is current.
 Status copy_out(const Backup& backup, const Range& range, std::byte* out) {
+  // What sleeps to a file, or comes back from one, has nothing in host memory.
+  if (backup.host.bytes() < total_bytes(backup.ranges))
+    return failure(Fault::invalid, "contents that are not in host memory", range.bytes);
   std::size_t offset = 0;
   for (const Range& kept : backup.ranges) {
     if (range.address >= kept.address && range.end() <= kept.end())

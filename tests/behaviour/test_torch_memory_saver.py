@@ -200,7 +200,7 @@ def test_reading_a_backup_that_is_not_there_is_an_error(saver: TorchMemorySaver)
     with saver.region("weights", enable_cpu_backup=True):
         kept = make(MIB).view(1024, 1024)
     saver.pause()
-    with pytest.raises(cumem.CumemError, match=r"contents of tag 'cache' were discarded"):
+    with pytest.raises(cumem.CumemError, match=r"contents of tag 'cache' were"):
         saver.get_cpu_backup(lost)
     with pytest.raises(ValueError, match="not in a pool"):
         saver.get_cpu_backup(make(8))
