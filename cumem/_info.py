@@ -14,7 +14,8 @@ from pathlib import Path
 import torch
 
 import cumem
-from cumem import _C, _torch
+from cumem import _C, _runtime, _torch
+from cumem import _host_memory as host_memory
 from cumem._runtime import Runtime
 from cumem._text import size
 from cumem.errors import CumemError
@@ -93,18 +94,19 @@ def _device(runtime: Runtime, device: int, missing: list[str]) -> list[str]:
     except _C.StatusError as error:
         missing.append(f"{name}: cumem cannot use it ({error.call}: {error.code_name or error})")
         return ["virtual memory management no, or the device cannot be opened"]
-    offered = {
-        "POSIX file descriptors": info.posix_handle,
-        "GPUDirect RDMA": info.gpu_direct_rdma,
+    # Each with: does it work, does the driver say so.
+    tried = {
+        "POSIX file descriptors": (info.posix_handle, info.posix_handle_offered),
+        "GPUDirect RDMA": (info.gpu_direct_rdma, info.gpu_direct_rdma_offered),
     }
     if runtime.backend.device_count() > 1:
-        offered["access from peers"] = info.peers > 0
+        tried["access from peers"] = (info.peers > 0, False)
     missing += [
-        f"{feature} on {name}: not offered, or refused when it was tried"
-        for feature, there in offered.items()
-        if not there
+        f"{feature} on {name}: {'refused when it was tried' if offered else 'not offered'}"
+        for feature, (works, offered) in tried.items()
+        if not works
     ]
-    features = ", ".join(f"{feature} {_yes(there)}" for feature, there in offered.items())
+    features = ", ".join(f"{feature} {_yes(works)}" for feature, (works, _) in tried.items())
     return [
         f"{info.name}, {size(info.free_bytes)} free of {size(info.total_bytes)}, "
         f"granularity {size(info.granularity)}",
@@ -133,7 +135,7 @@ def _memlock() -> str:
 def _trial(missing: list[str]) -> list[str]:
     """What happens when memory really goes to sleep, and whether its backup was pinned."""
     try:
-        same, report = _sleep_and_wake()
+        same, report, huge_bytes = _sleep_and_wake()
     except (CumemError, torch.OutOfMemoryError) as error:
         missing.append(f"sleep and wake: {error}")
         return ["failed"]
@@ -143,19 +145,23 @@ def _trial(missing: list[str]) -> list[str]:
         missing.append("pinned host memory: the driver refused; copies are slower without it")
     pinned = "refused" if report.pageable_bytes else "works"
     outcome = "came back bit for bit" if same else "CHANGED"
-    return [f"{size(_PROBE_BYTES)} tried: {outcome}; pinning host memory {pinned}"]
+    return [
+        f"{size(_PROBE_BYTES)} tried: {outcome}; pinning host memory {pinned}",
+        f"host memory held: {size(report.host_bytes)}, of it on huge pages {size(huge_bytes)}",
+    ]
 
 
-def _sleep_and_wake() -> tuple[bool, cumem.SleepReport]:
+def _sleep_and_wake() -> tuple[bool, cumem.SleepReport, int]:
     with cumem.use_memory_pool(_PROBE_TAG):
         probe = torch.arange(_PROBE_BYTES // 4, dtype=torch.int32, device=cumem.default_device())
     before = probe.cpu().clone()
     report = cumem.sleep(tags=[_PROBE_TAG])
+    huge_bytes = host_memory.huge_bytes(_runtime.current())
     cumem.wake_up([_PROBE_TAG])
     same = torch.equal(before, probe.cpu())
     del probe
     cumem.trim(_PROBE_TAG)
-    return same, report
+    return same, report, huge_bytes
 
 
 def _allocator_settings() -> list[str]:

@@ -11,9 +11,8 @@ from typing import NamedTuple
 
 from cumem import _C, _declared, _keep, _snapshot
 from cumem._runtime import Runtime, current_options
+from cumem._snapshot import Range
 from cumem.options import CleanCheck, OnSleep
-
-Range = tuple[int, int]  # address, bytes
 
 _DIGEST_ALIGNMENT = 16
 
@@ -56,41 +55,46 @@ class Request:
     tags: frozenset[str]
     offload_tags: frozenset[str] | None
 
-    def policy(self, owner: _C.Owner) -> OnSleep:
-        """What becomes of a segment of ``owner``."""
-        own = OnSleep(owner.policy)
+    def policy(self, tag: str, own: OnSleep) -> OnSleep:
+        """What becomes of a segment of this tag, whose pool says ``own``."""
         if own is OnSleep.KEEP or self.level == 0:
             return OnSleep.KEEP
         if self.offload_tags is not None:
             back = own if own in _STORES else OnSleep.OFFLOAD
-            return back if owner.tag in self.offload_tags else OnSleep.DISCARD
+            return back if tag in self.offload_tags else OnSleep.DISCARD
         return OnSleep.DISCARD if self.level == 2 else own
 
 
 def decide(runtime: Runtime, request: Request) -> list[Decision]:
     """The segments that ``request`` puts to sleep; empty when there is nothing to do."""
     snapshot = _snapshot.take(runtime)
-    infos = _snapshot.reconciled(runtime, snapshot)
+    return decide_on(_snapshot.reconciled(runtime, snapshot), snapshot, request)
+
+
+def decide_on(
+    infos: list[_C.SegmentInfo], snapshot: list[_snapshot.Segment], request: Request
+) -> list[Decision]:
+    """The same for what torch and the core have said."""
     segments = {segment.address: segment for segment in snapshot}
     kept = _keep.ranges()
     declared = current_options().clean_check is CleanCheck.DECLARED
     clean = _declared.unchanged() if declared else {}
     decisions = []
     for info in infos:
-        owner = info.owner
-        if owner.tag not in request.tags or (info.asleep and info.handles == 0):
+        tag = info.tag
+        if tag not in request.tags or (info.asleep and info.handles == 0):
             continue
-        policy = request.policy(owner)
+        policy = request.policy(tag, OnSleep(info.policy))
         if policy is OnSleep.KEEP:
             continue
-        segment = None if owner.graph else segments.get(info.address)
-        blocks: list[Range] = [*_snapshot.live_in(info, segment)]
-        meeting = _meeting(blocks, kept) if info.owner.pool else _parts_of(blocks, kept)
+        segment = None if info.graph else segments.get(info.address)
+        blocks = _live_ranges(info, segment)
+        meeting = _meeting(blocks, kept) if info.pool else _parts_of(blocks, kept)
         backup = merged(blocks if policy in _STORES else meeting)
         store = _STORES.get(policy, _C.Store.host)
         if store == _C.Store.disk:
             require_disk_dir()
-        unchanged = _unchanged(info, segment, clean)
+        unchanged = _unchanged(info, segment, clean) if clean else []
         decisions.append(Decision(info, backup, _total(backup), _total(blocks), unchanged, store))
     return decisions
 
@@ -111,14 +115,17 @@ def require_disk_dir() -> None:
         )
 
 
+def _live_ranges(info: _C.SegmentInfo, segment: _snapshot.Segment | None) -> list[Range]:
+    """As :func:`_snapshot.live_in`, without names: there may be very many."""
+    return [(info.address, info.asked_bytes)] if segment is None else segment.live_ranges()
+
+
 def _unchanged(
     info: _C.SegmentInfo, segment: _snapshot.Segment | None, clean: dict[int, int]
 ) -> list[Range]:
     """What is declared clean, block by block: what torch rounded up is nobody's."""
-    if not clean:
-        return []
     if segment is not None:
-        return merged(block for block in segment.live() if block.address in clean)
+        return merged(block for block in segment.live_ranges() if block[0] in clean)
     end = info.address + info.bytes
     return merged((at, size) for at, size in clean.items() if info.address <= at < end)
 
@@ -156,10 +163,13 @@ def _parts_of(blocks: list[Range], kept: list[Range]) -> list[Range]:
 def merged(ranges: Iterable[Range]) -> list[Range]:
     """Sorts ranges and joins those that touch or overlap."""
     result: list[Range] = []
+    start = end = 0  # of the range that grows
     for at, size in sorted(ranges):
-        if result and at <= result[-1][0] + result[-1][1]:
-            start, length = result[-1]
-            result[-1] = (start, max(length, at + size - start))
-        elif size > 0:
-            result.append((at, size))
+        if at > end:
+            if end > start:
+                result.append((start, end - start))
+            start = end = at
+        end = max(end, at + size)
+    if end > start:
+        result.append((start, end - start))
     return result

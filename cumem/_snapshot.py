@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 from cumem import _C, _parts, _registry
 from cumem._runtime import Runtime
 
+Range = tuple[int, int]  # address, bytes
+
 # "active_pending_free": freed by its owner, but work on a stream may still use it.
 _LIVE = ("active_allocated", "active_pending_free", "active_awaiting_free")
 
@@ -47,8 +49,12 @@ class Segment:
 
     def live(self) -> list[Block]:
         """Its live blocks in address order."""
+        return [Block(*block) for block in self.live_ranges()]
+
+    def live_ranges(self) -> list[Range]:
+        """The same without names, for where there are very many."""
         blocks = self._raw["blocks"]
-        live = [Block(block["address"], block["size"]) for block in blocks if _is_live(block)]
+        live = [(block["address"], block["size"]) for block in blocks if block["state"] in _LIVE]
         live.sort()
         return live
 
@@ -96,14 +102,12 @@ def reconciled(runtime: Runtime, snapshot: list[Segment]) -> list[_C.SegmentInfo
     """
     entries = {entry.handle.id: entry for entry in _registry.pools() if entry.handle is not None}
     infos = runtime.allocator.segments()
-    owners = {info.address: info.owner.pool for info in infos}
-    wrong = [
-        (segment.address, entries[segment.pool])
-        for segment in snapshot
-        if segment.pool in entries
-        and owners.get(segment.address, entries[segment.pool].number)
-        != entries[segment.pool].number
-    ]
+    known = {info.address: info.pool for info in infos}
+    wrong = []
+    for segment in snapshot:
+        entry = entries.get(segment.pool)
+        if entry is not None and known.get(segment.address, entry.number) != entry.number:
+            wrong.append((segment.address, entry))
     for address, entry in wrong:
         right = _C.Owner(entry.tag, entry.on_sleep.value, pool=entry.number, graph=entry.graph)
         runtime.allocator.assign(address, right)

@@ -9,12 +9,13 @@ from dataclasses import dataclass
 import torch
 
 from cumem import _C, _caches, _declared, _parts, _registry, _runtime, _snapshot, hooks
-from cumem._plan import Decision, Request, decide, plans
+from cumem._outcome import Slept, Woken
+from cumem._phases import Phases, marked
+from cumem._plan import Decision, Request, decide_on, plans
 from cumem._runtime import Runtime
 from cumem._text import choices, size
 from cumem.errors import CumemError, translated
 from cumem.options import CleanCheck
-from cumem.reports import SleepReport, WakeReport
 
 _LEFT_BY_SLEEP = (
     "What is asleep has its backup and everything else is untouched (cumem.stats() tells); "
@@ -35,63 +36,6 @@ _LEFT_BY_PIECES = "What is awake stays so, the rest is asleep with its backup; c
 
 
 @dataclass(frozen=True)
-class Slept:
-    """A sleep that was carried out."""
-
-    decisions: list[Decision]
-    result: _C.SleepResult
-
-    def report(self, runtime: Runtime, seconds: float) -> SleepReport:
-        went = set(self.result.segments)
-        ended = [item for item in self.decisions if item.info.address in went]
-        # One that goes on from a refused unmap was counted as asleep before.
-        gone = [item for item in ended if not item.info.asleep]
-        offloaded = sum(item.backup_bytes for item in gone)
-        return SleepReport(
-            freed_bytes=self.result.freed_bytes,
-            offloaded_bytes=offloaded,
-            discarded_bytes=sum(item.discarded_bytes for item in gone),
-            copied_bytes=self.result.copied_bytes,
-            skipped_bytes=offloaded - self.result.copied_bytes,
-            reload_bytes=self.result.reload_bytes,
-            disk_bytes=self.result.disk_bytes,
-            host_bytes=runtime.allocator.host_usage().held_bytes,
-            pageable_bytes=self.result.pageable_bytes,
-            seconds=seconds,
-            tags=frozenset(item.info.owner.tag for item in ended),
-            devices=tuple(sorted({item.info.device for item in ended})),
-            clean_check=self.check,
-            phases=dict(self.result.phases),
-        )
-
-    @property
-    def check(self) -> str:
-        """How unchanged contents were found out: ``digest``, ``declared`` or ``never``."""
-        chosen = _runtime.current_options().clean_check.value
-        return chosen if self.result.digested or chosen == "declared" else "never"
-
-
-@dataclass(frozen=True)
-class Woken:
-    """A wake that was carried out."""
-
-    segments: list[_C.SegmentInfo]
-    result: _C.WakeResult
-    undefined: frozenset[str]
-
-    def report(self, seconds: float) -> WakeReport:
-        return WakeReport(
-            mapped_bytes=self.result.mapped_bytes,
-            restored_bytes=self.result.restored_bytes,
-            seconds=seconds,
-            tags=frozenset(info.owner.tag for info in self.segments),
-            undefined=self.undefined,
-            devices=tuple(sorted({info.device for info in self.segments})),
-            phases=dict(self.result.phases),
-        )
-
-
-@dataclass(frozen=True)
 class WakeJob:
     """A wake that is planned."""
 
@@ -107,7 +51,10 @@ def check() -> _C.CleanCheck:
 
 
 def host_bytes_wanted(runtime: Runtime, decisions: list[Decision]) -> int:
-    """Host memory that a sleep would still have to take from the system."""
+    """Host memory that a sleep would still have to take from the system.
+
+    Backups that these segments kept since they woke are used again, or given up first.
+    """
     usage = runtime.allocator.host_usage()
     wanted = sum(
         item.backup_bytes
@@ -127,22 +74,33 @@ def put_to_sleep(
     runtime: Runtime, operation: str, request: Request, *, verify: bool = False
 ) -> Slept:
     """Plans and carries out; the books are right also when it raises."""
-    _snapshot.drop_retired(runtime)
-    decisions = decide(runtime, request)
+    phases = Phases()
+    decisions = plan_sleep(runtime, request, phases)
     whole = still_whole(decisions)
     try:
         if whole:
-            hooks.run_before_unmap(whole)
-        with translated(operation, _LEFT_BY_SLEEP, runtime.backend.device_type):
+            with phases.of("hooks"):
+                hooks.run_before_unmap(whole)
+        with translated(operation, _LEFT_BY_SLEEP, runtime.backend.device_type), marked("sleep"):
             result = runtime.allocator.sleep(plans(decisions), check(), verify)
     except BaseException as error:
         segments = _book_failure(runtime, decisions)
         if isinstance(error, CumemError):
             _tell_who_stayed(segments, whole)
         raise
-    _book(runtime, decisions, set(result.segments))
-    _tell_who_went(decisions, result)
-    return Slept(decisions, result)
+    with phases.of("book"):
+        _book(runtime, decisions, set(result.segments))
+        _tell_who_went(decisions, result)
+    return Slept(decisions, result, phases)
+
+
+def plan_sleep(runtime: Runtime, request: Request, phases: Phases) -> list[Decision]:
+    """What a sleep is to do, after torch has given back what it can."""
+    with phases.of("snapshot"):
+        _snapshot.drop_retired(runtime)
+        snapshot = _snapshot.take(runtime)
+    with phases.of("decide"):
+        return decide_on(_snapshot.reconciled(runtime, snapshot), snapshot, request)
 
 
 def still_whole(decisions: list[Decision]) -> list[_C.SegmentInfo]:
@@ -181,11 +139,11 @@ def plan_wake(
 def wake(runtime: Runtime, job: WakeJob, progress: _C.WakeProgress | None = None) -> Woken:
     """Wakes the segments of ``job``; piece by piece when there is a ``progress``."""
     wanted = size(sum(info.bytes for info in job.segments))
-    tags = choices({info.owner.tag for info in job.segments})
+    tags = choices({info.tag for info in job.segments})
     whole = _LEFT_BY_WAKE.format(wanted=wanted, tags=tags)
     left = _LEFT_BY_PIECES if progress is not None else whole
     try:
-        with translated(job.operation, left, runtime.backend.device_type):
+        with translated(job.operation, left, runtime.backend.device_type), marked("wake"):
             result = _wake_or_clear_caches(runtime, job, progress)
     except CumemError:
         _book_pieces(runtime, job)
@@ -197,13 +155,15 @@ def wake(runtime: Runtime, job: WakeJob, progress: _C.WakeProgress | None = None
 
 def _book_wake(job: WakeJob, awake: Collection[int], result: _C.WakeResult) -> Woken:
     """Forgets what was lost of segments that are awake, and tells who wants to know."""
-    woken, undefined = _welcome(job, awake)
-    return Woken(woken, result, undefined)
+    phases = Phases()
+    with phases.of("book"):
+        woken, undefined = _welcome(job, awake)
+    return Woken(woken, result, undefined, phases)
 
 
 def _welcome(job: WakeJob, awake: Collection[int]) -> tuple[list[_C.SegmentInfo], frozenset[str]]:
     woken = [info for info in job.segments if info.address in awake]
-    undefined = frozenset(info.owner.tag for info in woken if _forget(info))
+    undefined = frozenset(info.tag for info in woken if _forget(info))
     if woken:
         hooks.run_after_map(woken)
     return woken, undefined
@@ -220,15 +180,17 @@ def book_switch(
     decisions: list[Decision],
     job: WakeJob,
     results: tuple[_C.SleepResult, _C.WakeResult],
+    phases: Phases,
 ) -> tuple[Slept, Woken]:
     """Books a switch that was carried out."""
     slept, woken = results
-    _book(runtime, decisions, set(slept.segments))
+    with phases.of("book"):
+        _book(runtime, decisions, set(slept.segments))
     try:
         _tell_who_went(decisions, slept)
     finally:
         awoken = _book_wake(job, set(woken.segments), woken)
-    return Slept(decisions, slept), awoken
+    return Slept(decisions, slept, phases), awoken
 
 
 def book_failed_switch(runtime: Runtime, decisions: list[Decision], job: WakeJob) -> None:
@@ -243,7 +205,7 @@ def book_failed_switch(runtime: Runtime, decisions: list[Decision], job: WakeJob
 
 def _asleep(runtime: Runtime, tags: Collection[str]) -> list[_C.SegmentInfo]:
     segments = runtime.allocator.segments()
-    return [info for info in segments if info.asleep and info.owner.tag in tags]
+    return [info for info in segments if info.asleep and info.tag in tags]
 
 
 def _wake_or_clear_caches(
@@ -276,10 +238,10 @@ def _book(runtime: Runtime, decisions: list[Decision], asleep: Collection[int]) 
     """Moves the epoch of tags that lost contents, and marks what sleeps."""
     gone = [item for item in decisions if item.info.address in asleep and not item.info.asleep]
     lost = [item for item in gone if item.discarded_bytes]
-    for tag in {item.info.owner.tag for item in lost}:
+    for tag in {item.info.tag for item in lost}:
         _registry.tag_state(tag).epoch += 1
     for item in lost:
-        _registry.tag_state(item.info.owner.tag).discarded.add(item.info.serial)
+        _registry.tag_state(item.info.tag).discarded.add(item.info.serial)
     _parts.tell_lost(item.info.address for item in lost)
     _declared.note_backup(sorted(piece for item in gone for piece in item.backup))
     _mark(runtime)
@@ -291,7 +253,7 @@ def _mark(runtime: Runtime) -> None:
 
 def _forget(info: _C.SegmentInfo) -> bool:
     """Had the segment lost contents? It starts anew."""
-    discarded = _registry.tag_state(info.owner.tag).discarded
+    discarded = _registry.tag_state(info.tag).discarded
     known = info.serial in discarded
     discarded.discard(info.serial)
     return known

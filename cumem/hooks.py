@@ -142,9 +142,7 @@ def _registered(hooks: list[HookHandle]) -> list[Hook]:
 
 def _ranges(segments: Sequence[_C.SegmentInfo]) -> tuple[SegmentRange, ...]:
     ordered = sorted(segments, key=lambda info: info.serial)
-    return tuple(
-        SegmentRange(info.address, info.bytes, info.owner.tag, info.device) for info in ordered
-    )
+    return tuple(SegmentRange(info.address, info.bytes, info.tag, info.device) for info in ordered)
 
 
 def _failed(kind: str, hook: Hook, left: str) -> CumemError:

@@ -56,4 +56,4 @@ def release_host_memory() -> int:
 def _segments(runtime: Runtime, tag: str | None) -> dict[int, int]:
     """Bytes by serial: other threads may allocate meanwhile, also at the same addresses."""
     segments = runtime.allocator.segments()
-    return {info.serial: info.bytes for info in segments if tag in (None, info.owner.tag)}
+    return {info.serial: info.bytes for info in segments if tag in (None, info.tag)}

@@ -78,6 +78,8 @@ class Options:
         staging_bytes: the most that goes from a file to a module, or back, in one piece,
             at least 4 KiB. Host memory of twice that is used meanwhile.
         warn_empty_scope: warn when a scope ends in which nothing was captured.
+        nvtx: mark the phases of sleep, wake and switch as NVTX ranges, for a profiler;
+            without effect on a build of torch that has none.
     """
 
     chunk_bytes: int = 256 * MIB
@@ -93,6 +95,7 @@ class Options:
     load_threads: int = 0
     load_buffer_bytes: int = 16 * MIB
     load_ring_bytes: int = 512 * MIB
+    nvtx: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "clean_check", _clean_check(self.clean_check))
@@ -127,7 +130,7 @@ def _clean_check(value: CleanCheck | str) -> CleanCheck:
 
 
 _MAY_BE_NONE = ("host_limit_bytes", "disk_dir")
-_BOOLEAN = ("allow_pageable", "retain_backup", "warn_empty_scope")
+_BOOLEAN = ("allow_pageable", "retain_backup", "warn_empty_scope", "nvtx")
 
 
 def _check_type(name: str, value: object) -> None:

@@ -97,16 +97,16 @@ class Pool:
 
     def _infos(self) -> list[_C.SegmentInfo]:
         segments = self._runtime.allocator.segments()
-        return [info for info in segments if info.owner.pool == self._entry.number]
+        return [info for info in segments if info.pool == self._entry.number]
 
     def _blocks(self) -> dict[int, int]:
         """Live blocks, address to bytes."""
         own = {info.address for info in self._infos()}
         return {
-            block.address: block.bytes
+            address: size
             for segment in _snapshot.take(self._runtime)
             if segment.address in own
-            for block in segment.live()
+            for address, size in segment.live()
         }
 
 

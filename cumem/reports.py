@@ -17,7 +17,8 @@ class SleepReport:
     """What one sleep did.
 
     Attributes:
-        freed_bytes: device memory given back to the driver, by whole segments.
+        freed_bytes: device memory given back to the driver, by whole segments. In a
+            switch without what went to the arriving segments directly.
         offloaded_bytes: live bytes that will come back at wake.
         discarded_bytes: live bytes that will not.
         copied_bytes: of the offloaded, bytes that were moved by this call.
@@ -31,7 +32,8 @@ class SleepReport:
         devices: ordinals of the devices concerned.
         clean_check: how unchanged contents were found out: ``"digest"``,
             ``"declared"``, or ``"never"`` (not at all: everything was copied).
-        phases: seconds by phase.
+        phases: seconds by phase, one after the other; but ``touch`` and ``pin`` are parts
+            of ``copy``, and ``pin`` adds up what several threads did at once.
     """
 
     freed_bytes: int = 0

@@ -88,7 +88,7 @@ def plan_sleep(
         offloaded_bytes=sum(item.backup_bytes for item in decisions),
         discarded_bytes=sum(item.discarded_bytes for item in decisions),
         host_bytes=_transition.host_bytes_wanted(runtime, decisions) if runtime else 0,
-        tags=frozenset(item.info.owner.tag for item in decisions),
+        tags=frozenset(item.info.tag for item in decisions),
         devices=tuple(sorted({item.info.device for item in decisions})),
     )
 
@@ -176,7 +176,7 @@ def sleeping_tags() -> frozenset[str]:
     runtime = _runtime.if_started()
     if runtime is None:
         return frozenset()
-    return frozenset(info.owner.tag for info in runtime.allocator.segments() if info.asleep)
+    return frozenset(info.tag for info in runtime.allocator.segments() if info.asleep)
 
 
 def epoch(tag: str) -> int:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 
-from cumem import _caches, _operation, _runtime, _snapshot, _transition, hooks, waking
+from cumem import _caches, _operation, _runtime, _transition, hooks, waking
 from cumem._arguments import described, fill_value, sleep_request
-from cumem._plan import Request, decide, plans
+from cumem._outcome import Slept, Woken
+from cumem._phases import Phases, marked
+from cumem._plan import Decision, plans
 from cumem._runtime import Runtime
 from cumem.errors import translated
 from cumem.reports import SwitchReport
@@ -57,9 +59,10 @@ def switch(
     with _operation.exclusive(operation, request.tags | woken) as scopes:
         _operation.refuse_open(operation, scopes)
         _operation.refuse_capture(operation, runtime)
-        _snapshot.drop_retired(runtime)
+        phases = Phases()
+        decisions = _transition.plan_sleep(runtime, request, phases)
         job = _transition.plan_wake(runtime, operation, woken, value)
-        slept, awoken = _carry_out(runtime, request, job)
+        slept, awoken = _carry_out(runtime, decisions, job, phases)
     seconds = time.perf_counter() - started
     return SwitchReport(slept.report(runtime, seconds), awoken.report(seconds), seconds)
 
@@ -71,17 +74,16 @@ def _listed(tags: Iterable[str]) -> list[str]:
 
 
 def _carry_out(
-    runtime: Runtime, request: Request, job: _transition.WakeJob
-) -> tuple[_transition.Slept, _transition.Woken]:
-    """Plans the sleep and does both; the books are right also when it raises."""
-    decisions = decide(runtime, request)
+    runtime: Runtime, decisions: list[Decision], job: _transition.WakeJob, phases: Phases
+) -> tuple[Slept, Woken]:
+    """Does both; the books are right also when it raises."""
     leaving = [item.info for item in decisions]
     whole = _transition.still_whole(decisions)
     arriving = [info.address for info in job.segments]
     try:
         if whole:
             hooks.run_before_unmap(whole)
-        with translated(job.operation, _LEFT, runtime.backend.device_type):
+        with translated(job.operation, _LEFT, runtime.backend.device_type), marked("switch"):
             _caches.clear_caches_when_short(runtime, job.segments, leaving)
             results = runtime.allocator.exchange(
                 plans(decisions), _transition.check(), arriving, job.fill
@@ -89,4 +91,4 @@ def _carry_out(
     except BaseException:
         _transition.book_failed_switch(runtime, decisions, job)
         raise
-    return _transition.book_switch(runtime, decisions, job, results)
+    return _transition.book_switch(runtime, decisions, job, results, phases)

@@ -37,7 +37,7 @@ class WakeHandle:
         self._job = job
         self._stack = ExitStack()
         self._progress = _C.WakeProgress()
-        self._tags = {info.address: info.owner.tag for info in job.segments}
+        self._tags = {info.address: info.tag for info in job.segments}
         for info in job.segments:
             self._progress.expect(info.address, info.bytes)
         self._report = WakeReport()
@@ -91,7 +91,7 @@ class WakeHandle:
         known_tags([tag])
         kind = self._runtime.backend.device_type
         for info in self._job.segments:
-            if info.owner.tag == tag:
+            if info.tag == tag:
                 self._hold(info.address, torch.device(kind, info.device))
 
     def _hold(self, address: int, device: torch.device) -> None:

@@ -118,6 +118,7 @@ def test_info_is_one_screen_and_works_without_a_gpu() -> None:
         "transparent huge pages: ",
         "NUMA node(s)",
         "came back bit for bit; pinning host memory works",
+        "of it on huge pages",
         "expandable segments off",
         "GPU memory: the driver is emulated",
     ):
@@ -169,6 +170,18 @@ def test_info_says_why_a_sleep_cannot_work(machine: EmulatedDriver) -> None:
     assert "sleep     failed" in text
     assert "sleep and wake: " in text
     machine.clear()
+
+
+def test_info_tells_a_refused_feature_from_one_that_is_not_offered(
+    machine: EmulatedDriver,
+) -> None:
+    used = _runtime.current()
+    machine.fail("cuMemCreate", code="CUDA_ERROR_NOT_SUPPORTED")  # the first of the probes
+    afresh = _C.Allocator(used.driver, _runtime.core_config(cumem.Options()))
+    runtime = dataclasses.replace(used, allocator=afresh)
+    text = "\n".join(_info.lines(runtime, "a test says so"))
+    assert "POSIX file descriptors yes, GPUDirect RDMA no" in text
+    assert "GPUDirect RDMA on cpu:0: refused when it was tried" in text
 
 
 @pytest.mark.parametrize(

@@ -74,10 +74,10 @@ Status Device::read_granularity() {
 // Asks for everything, then for less, until a real allocation works. A device
 // that is full says nothing about features: they stay as offered.
 void Device::drop_features_that_fail() {
-  const Features offered = features_;
+  offered_ = features_;
   for (int attempt = 0; attempt < 3; ++attempt) {
-    features_.gpu_direct_rdma = offered.gpu_direct_rdma && attempt < 1;
-    features_.posix_handle = offered.posix_handle && attempt < 2;
+    features_.gpu_direct_rdma = offered_.gpu_direct_rdma && attempt < 1;
+    features_.posix_handle = offered_.posix_handle && attempt < 2;
     prop_.allocFlags.gpuDirectRDMACapable = features_.gpu_direct_rdma ? 1 : 0;
     prop_.requestedHandleTypes =
         features_.posix_handle ? CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR : CU_MEM_HANDLE_TYPE_NONE;

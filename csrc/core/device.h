@@ -42,6 +42,8 @@ class Device {
   CUdevice handle() const noexcept { return handle_; }
   CUcontext context() const noexcept { return context_; }
   const Features& features() const noexcept { return features_; }
+  // What the driver says of itself; more than features() where the attempt was refused.
+  const Features& offered() const noexcept { return offered_; }
   std::size_t granularity() const noexcept { return granularity_; }
   const CUmemAllocationProp& prop() const noexcept { return prop_; }
   // Who may touch memory of this device: itself, then every peer that can.
@@ -93,6 +95,7 @@ class Device {
   CUdevice handle_ = 0;
   CUcontext context_ = nullptr;
   Features features_;
+  Features offered_;
   std::size_t granularity_ = 0;
   CUmemAllocationProp prop_ = {};
   std::vector<CUmemAccessDesc> access_;

@@ -122,11 +122,19 @@ Status Mapping::create(const Driver& driver, CUdeviceptr address, std::size_t by
 }
 
 Status Mapping::release() noexcept {
-  if (driver_ == nullptr) return {};
-  Status status = check(driver_->cuMemUnmap(address_, bytes_), "cuMemUnmap", bytes_, device_);
+  Mapping* self = this;
+  return driver_ == nullptr ? Status{} : release_row(&self, 1);
+}
+
+Status Mapping::release_row(Mapping* const* first, std::size_t count) noexcept {
+  const Driver& driver = *first[0]->driver_;
+  std::size_t bytes = 0;
+  for (std::size_t i = 0; i < count; ++i) bytes += first[i]->bytes_;
+  Status status =
+      check(driver.cuMemUnmap(first[0]->address_, bytes), "cuMemUnmap", bytes, first[0]->device_);
   if (!status.ok()) return status;
-  driver_->ledger().mappings -= 1;
-  driver_ = nullptr;
+  driver.ledger().mappings -= count;
+  for (std::size_t i = 0; i < count; ++i) first[i]->driver_ = nullptr;
   return {};
 }
 

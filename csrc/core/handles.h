@@ -85,6 +85,9 @@ class Mapping {
   Status create(const Driver& driver, CUdeviceptr address, std::size_t bytes,
                 const Physical& physical, int device) noexcept;
   Status release() noexcept;
+  // The same for neighbours in address order, in one call. On failure all own as before.
+  // pre: `first` and the count - 1 after it own mappings without a gap between them.
+  static Status release_row(Mapping* const* first, std::size_t count) noexcept;
 
   bool empty() const noexcept { return driver_ == nullptr; }
 

@@ -8,7 +8,8 @@
 // Note [Cold pieces]: taking memory is cheap; making its pages is not. A block may
 // lie in pieces that are still cold. Threads of the store touch them in order, and
 // whoever copies calls make_ready() on each span's piece first, so that new memory,
-// its pinning and the copies overlap.
+// its pinning and the copies overlap. Where pinning is what takes longest, threads that
+// have nothing left to touch help with it.
 //
 // Note [Pinned or pageable]: a piece that the driver refuses to pin is kept as
 // pageable memory where the configuration allows it. Copies are then slower and
@@ -81,7 +82,7 @@ struct HostUsage {
   std::size_t used_bytes = 0;      // of those, in backups now
   std::size_t pageable_bytes = 0;  // of those held, not pinned
   double touch_seconds = 0;        // that copies waited for pages of these pieces
-  double pin_seconds = 0;          // that pinning them took
+  double pin_seconds = 0;          // that pinning them took, added up over threads
 };
 
 class HostStore {
@@ -111,6 +112,8 @@ class HostStore {
   static std::size_t rounded(std::size_t bytes) noexcept;
 
   HostUsage usage() const;
+  // Address and bytes of each piece.
+  std::vector<std::pair<std::uintptr_t, std::size_t>> pieces() const;
   void configure(const HostConfig& config);
   HostConfig config() const;
 
@@ -120,8 +123,11 @@ class HostStore {
   std::size_t idle_bytes() const;
   Status admit(std::size_t bytes, int device) const;
   Status grow(std::size_t bytes, const Device& device);
-  void touch_ahead(const HostConfig& config);  // pre: growth_mutex_ is held
-  void join_touchers();                        // pre: the same, or nobody else is left
+  // pre: growth_mutex_ is held. `context` is where helpers pin.
+  void touch_ahead(const HostConfig& config, CUcontext context);
+  void pin_ahead(const std::vector<HostPiece*>& cold, const HostConfig& config,
+                 CUcontext context) const;
+  void join_touchers();  // pre: growth_mutex_ is held, or nobody else is left
   template <class Chosen>
   std::size_t release(const Chosen& chosen);
   bool carve(std::size_t bytes, HostBlock& out);

@@ -117,19 +117,35 @@ void Segment::undo(const std::vector<std::size_t>& mapped) {
   }
 }
 
-Status Segment::unmap_chunk(Chunk& chunk, PhysicalPool* pool) {
-  if (!chunk.mapping.empty()) {
-    if (Status status = chunk.mapping.release(); !status.ok()) return status;
-    mapped_bytes_ -= chunk.bytes;
+// Unmaps chunks [first, last), which are mapped: the driver's cost is per call.
+Status Segment::unmap_row(std::size_t first, std::size_t last) {
+  std::vector<Mapping*> row;
+  std::size_t bytes = 0;
+  for (std::size_t i = first; i < last; ++i) {
+    row.push_back(&chunks_[i].mapping);
+    bytes += chunks_[i].bytes;
   }
+  Status status = Mapping::release_row(row.data(), row.size());
+  if (status.ok()) mapped_bytes_ -= bytes;
+  return status;
+}
+
+Status Segment::let_go(Chunk& chunk, PhysicalPool* pool) {
   if (pool == nullptr) return chunk.physical.release();
   if (!chunk.physical.empty()) pool->put(std::move(chunk.physical), chunk.bytes);
   return {};
 }
 
 Status Segment::unmap(PhysicalPool* pool) {
-  for (Chunk& chunk : chunks_)
-    if (Status status = unmap_chunk(chunk, pool); !status.ok()) return status;
+  for (std::size_t first = 0; first < chunks_.size();) {
+    std::size_t last = first;
+    while (last < chunks_.size() && !chunks_[last].mapping.empty()) ++last;
+    if (last > first)
+      if (Status status = unmap_row(first, last); !status.ok()) return status;
+    last = std::max(last, first + 1);  // one without a mapping may still have memory
+    for (; first < last; ++first)
+      if (Status status = let_go(chunks_[first], pool); !status.ok()) return status;
+  }
   return {};
 }
 

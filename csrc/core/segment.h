@@ -88,9 +88,9 @@ class Segment {
   // given back to the driver, and the segment is as before.
   Status map(PhysicalPool* pool = nullptr);
 
-  // Unmaps every mapped chunk and releases its memory, or puts it into `pool`. On
-  // failure the chunks so far are given up, the others are as before, and the call can
-  // be repeated.
+  // Unmaps every mapped chunk, neighbours in one call, and releases its memory, or puts
+  // it into `pool`. On failure what was unmapped so far is exactly known, the other
+  // chunks are as before, and the call can be repeated.
   Status unmap(PhysicalPool* pool = nullptr);
 
   // How much map() would have to create beside what `pool` has.
@@ -133,7 +133,8 @@ class Segment {
     Mapping mapping;
   };
   Status map_chunk(Chunk& chunk, PhysicalPool* pool);
-  Status unmap_chunk(Chunk& chunk, PhysicalPool* pool);
+  Status unmap_row(std::size_t first, std::size_t last);
+  Status let_go(Chunk& chunk, PhysicalPool* pool);
   Status open_access();
   void add_chunks(std::size_t bytes);
   std::size_t chunk_end() const noexcept {

@@ -72,6 +72,7 @@ DeviceInfo device_info(Allocator& allocator, int ordinal) {
   info.granularity = device.granularity();
   info.peers = device.access().size() - 1;
   info.features = device.features();
+  info.offered = device.offered();
   return info;
 }
 
@@ -259,6 +260,7 @@ void bind_allocator(py::module_& m) {
       .def("watch", &watch, py::arg("device"), py::arg("streams"), Unlocked())
       .def("device_info", &device_info, py::arg("device"), Unlocked())
       .def("host_usage", [](Allocator& self) { return self.host().usage(); })
+      .def("host_pieces", [](Allocator& self) { return self.host().pieces(); })
       .def("release_host", &release_host, Unlocked())
       .def("load_digester", &load_digester, py::arg("device"), py::arg("image"))
       .def("has_digester", &Allocator::has_digester, py::arg("device"))

@@ -74,6 +74,11 @@ void bind_reports(py::module_& m) {
       .def_readonly("backup_bytes", &SegmentInfo::backup_bytes)
       .def_readonly("device", &SegmentInfo::device)
       .def_readonly("owner", &SegmentInfo::owner)
+      // Its fields, for loops: the owner itself is wrapped anew at every look at it.
+      .def_property_readonly("tag", [](const SegmentInfo& info) { return info.owner.tag; })
+      .def_property_readonly("policy", [](const SegmentInfo& info) { return info.owner.policy; })
+      .def_property_readonly("pool", [](const SegmentInfo& info) { return info.owner.pool; })
+      .def_property_readonly("graph", [](const SegmentInfo& info) { return info.owner.graph; })
       .def_readonly("serial", &SegmentInfo::serial)
       .def_property_readonly(
           "asleep", [](const SegmentInfo& info) { return info.state == SegmentState::asleep; });
@@ -97,7 +102,11 @@ void bind_reports(py::module_& m) {
       .def_property_readonly("posix_handle",
                              [](const DeviceInfo& info) { return info.features.posix_handle; })
       .def_property_readonly("gpu_direct_rdma",
-                             [](const DeviceInfo& info) { return info.features.gpu_direct_rdma; });
+                             [](const DeviceInfo& info) { return info.features.gpu_direct_rdma; })
+      .def_property_readonly("posix_handle_offered",
+                             [](const DeviceInfo& info) { return info.offered.posix_handle; })
+      .def_property_readonly("gpu_direct_rdma_offered",
+                             [](const DeviceInfo& info) { return info.offered.gpu_direct_rdma; });
 }
 
 }  // namespace cumem

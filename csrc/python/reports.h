@@ -16,7 +16,8 @@ struct DeviceInfo {
   std::size_t free_bytes = 0;
   std::size_t granularity = 0;
   std::size_t peers = 0;
-  Features features;
+  Features features;  // that work
+  Features offered;
 };
 
 void bind_requests(pybind11::module_& m);

@@ -18,6 +18,9 @@ pytestmark = pytest.mark.needs("failures on request")
 
 UNKNOWN = "CUDA_ERROR_UNKNOWN"
 
+# One unmap a segment, and one release a chunk.
+REFUSALS = [("cuMemUnmap", 1), ("cuMemUnmap", 2), *(("cuMemRelease", nth) for nth in range(1, 5))]
+
 
 @pytest.fixture
 def tensors() -> Iterator[list[torch.Tensor]]:
@@ -57,8 +60,7 @@ def test_a_sleep_that_fails_before_the_first_unmap_changes_nothing(
     assert intact(tensors)
 
 
-@pytest.mark.parametrize("nth", range(1, 5))
-@pytest.mark.parametrize("call", ["cuMemUnmap", "cuMemRelease"])
+@pytest.mark.parametrize(("call", "nth"), REFUSALS)
 def test_a_sleep_that_is_refused_half_way_continues(
     driver: DriverUnderTest, tensors: list[torch.Tensor], call: str, nth: int
 ) -> None:
@@ -76,8 +78,7 @@ def test_a_sleep_that_is_refused_half_way_continues(
     assert intact(tensors)
 
 
-@pytest.mark.parametrize("nth", range(1, 5))
-@pytest.mark.parametrize("call", ["cuMemUnmap", "cuMemRelease"])
+@pytest.mark.parametrize(("call", "nth"), REFUSALS)
 def test_a_sleep_that_is_refused_half_way_can_be_taken_back(
     driver: DriverUnderTest, tensors: list[torch.Tensor], call: str, nth: int
 ) -> None:

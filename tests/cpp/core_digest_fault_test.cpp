@@ -123,15 +123,15 @@ TEST(a_context_that_dies_of_a_digest_is_told_apart) {
   CHECK_EQ(segment.cycle(), kChunk);
 }
 
-TEST(a_refused_unmap_after_a_clean_skip_can_be_continued_or_undone) {
+TEST(a_refused_release_after_a_clean_skip_can_be_continued_or_undone) {
   for (const bool with_wake : {false, true}) {
     DigestRig r;
     Warm segment(2 * kChunk, {{0, 2 * kChunk}}, r);
     segment.change(kChunk);
-    fail(r, "cuMemUnmap", 2);
+    fail(r, "cuMemRelease", 2);
     CHECK(!r.sleep({segment.plan()}).ok());
     CHECK(r.asleep(segment.at));
-    CHECK_EQ(r.info(segment.at).mapped_bytes, kChunk);
+    CHECK_EQ(r.info(segment.at).handles, std::size_t{1});
     if (!with_wake) REQUIRE(r.sleep({segment.plan()}).ok());
     REQUIRE(r.wake({segment.at}).ok());
     segment.expect_bytes();

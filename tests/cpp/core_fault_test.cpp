@@ -238,10 +238,26 @@ TEST(every_failure_in_free_is_counted_and_harms_nobody) {
 TEST(a_refused_unmap_can_be_continued_with_sleep_or_undone_with_wake) {
   for (bool with_wake : {false, true}) {
     Scene scene;
-    scene.fail("cuMemUnmap", 2);  // the second chunk of the first segment
+    scene.fail("cuMemUnmap", 2);  // all chunks of the second segment
     CHECK(!scene.sleep().ok());
     CHECK(scene.r.asleep(scene.a));
-    CHECK_EQ(scene.r.info(scene.a).mapped_bytes, kChunk);
+    CHECK(!scene.r.asleep(scene.b));
+    CHECK_EQ(scene.r.info(scene.b).mapped_bytes, kBytes);
+    if (!with_wake) REQUIRE(scene.sleep().ok());
+    REQUIRE(scene.wake().ok());
+    scene.expect_bytes();
+    scene.expect_clean_end();
+  }
+}
+
+TEST(a_refused_release_can_be_continued_with_sleep_or_undone_with_wake) {
+  for (bool with_wake : {false, true}) {
+    Scene scene;
+    scene.fail("cuMemRelease", 2);  // the second chunk of the first segment
+    CHECK(!scene.sleep().ok());
+    CHECK(scene.r.asleep(scene.a));
+    CHECK_EQ(scene.r.info(scene.a).mapped_bytes, std::size_t{0});
+    CHECK_EQ(scene.r.info(scene.a).handles, std::size_t{1});
     CHECK(!scene.r.asleep(scene.b));
     if (!with_wake) REQUIRE(scene.sleep().ok());
     REQUIRE(scene.wake().ok());
