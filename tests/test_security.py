@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 
 import cumem
 from cumem import _digest
-from cumem.loading import load_weights, read_checkpoint, read_header
+from cumem.loading import load_into, read_checkpoint, read_header
 
 PACKAGE = Path(cumem.__file__).parent
 SOURCES = sorted(PACKAGE.glob("*.py"))
@@ -218,5 +218,5 @@ def test_a_file_that_was_cut_writes_nothing(tmp_path: Path, cut: int) -> None:
     before = {name: one.clone() for name, one in module.state_dict().items()}
     os.truncate(file, file.stat().st_size - cut)
     with pytest.raises(cumem.CheckpointError, match="Nothing was loaded"):
-        load_weights(module, file)
+        load_into(module, file)
     assert all(torch.equal(module.state_dict()[name], before[name]) for name in before)
