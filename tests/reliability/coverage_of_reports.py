@@ -10,7 +10,8 @@ A_B = "tests/reliability/test_scenarios_a_b.py"
 C = "tests/reliability/test_scenarios_c.py"
 D_E = "tests/reliability/test_scenarios_d_e.py"
 F_L = "tests/reliability/test_scenarios_f_to_l.py"
-HOOKS = "tests/reliability/test_hooks_and_guard.py"
+GUARD = "tests/reliability/test_guard.py"
+HOOKS = "tests/reliability/test_hooks.py"
 THREADS = "tests/reliability/test_threads.py"
 FORK = "tests/reliability/test_fork.py"
 EXIT = "tests/reliability/test_exit.py"
@@ -66,7 +67,7 @@ COVERED: dict[str, tuple[str, ...]] = {
     "A11": (f"{FAILURES}::test_a_sleep_that_is_refused_half_way_continues",),
     "A12": (f"{FAILURES}::test_an_attribute_the_driver_does_not_know_is_a_feature_that_is_absent",),
     "A13": (f"{FAILURES}::test_an_allocation_that_fails_leaves_nothing", MACHINE),
-    "A15": (f"{HOOKS}::test_a_call_of_a_sleeping_module_is_an_error_that_names_tag_and_parameter",),
+    "A15": (f"{GUARD}::test_a_call_of_a_sleeping_module_is_an_error_that_names_tag_and_parameter",),
     "B1": (
         f"{A_B}::test_dropped_results_of_a_tight_loop_are_not_unmapped_under_their_kernels",
         f"{FREE}::test_a_free_waits_for_work_that_still_writes",
@@ -176,6 +177,10 @@ COVERED: dict[str, tuple[str, ...]] = {
     "K1": (f"{F_L}::test_nothing_listens_and_nothing_is_fetched",),
     "K2": ("tests/test_security.py::test_the_cache_of_kernels_is_private_from_its_first_instant",),
     "K3": ("tests/test_security.py::test_no_module_reads_pickles_or_runs_text",),
+    "K4": (
+        "tests/behaviour/test_disk.py::test_the_file_has_no_name_and_is_its_owners_alone",
+        "tests/behaviour/test_disk.py::test_a_folder_taken_away_is_refused_first",
+    ),
     "L1": (
         "tests/test_layout.py::test_nothing_links_to_the_driver",
         "tests/test_layout.py::test_the_built_files_need_no_driver",
@@ -205,7 +210,10 @@ ON_A_GPU: dict[str, tuple[str, ...]] = {
     ),
     "D3": (f"{GPU}/graphs.py::private_memory_of_a_graph_sleeps",),
     "D5": (f"{GPU}/soak.py::many_cycles_of_one_set",),
-    "E6": (f"{GPU}/oracle.py::reservations_are_torch_segments",),
+    "E6": (
+        f"{GPU}/oracle.py::reservations_are_torch_segments",
+        f"{GPU}/soak.py::rounds_of_allocation_and_death_leave_no_addresses",
+    ),
     "F3": (f"{GPU}/pools.py::trim_gives_memory_back_to_others",),
     "F5": (f"{GPU}/two_gpus.py::a_scope_captures_on_its_device_only",),
     "F9": (f"{GPU}/oom.py::too_large_an_allocation_is_torchs_error",),
@@ -235,5 +243,4 @@ NOT_EXPRESSED: dict[str, str] = {
     "J3": "is about the optimizer's master copies, not about memory",
     "J4": "is a ratio of speeds: the benchmarks measure it",
     "J6": "is a question: addresses are each process's own",
-    "K4": "needs backups on a disk; there are none",
 }

@@ -1,4 +1,4 @@
-"""How long does hypothesis search? CUMEM_HYPOTHESIS_PROFILE says."""
+"""How long do tests search? CUMEM_HYPOTHESIS_PROFILE says, and CUMEM_HYPOTHESIS_EXAMPLES."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ settings.register_profile(
 settings.register_profile(
     "cumem-long",
     parent=settings.get_profile("cumem-default"),
-    max_examples=4000,
+    max_examples=int(os.environ.get("CUMEM_HYPOTHESIS_EXAMPLES", "4000")),
     stateful_step_count=60,
     derandomize=False,
     phases=[Phase.generate, Phase.shrink],

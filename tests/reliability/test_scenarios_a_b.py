@@ -60,7 +60,9 @@ def test_a_free_goes_by_what_was_recorded_and_not_by_what_the_caller_says(
     library = plugin()
     address = library.cumem_malloc(5 * MIB, 0, None)
     if asleep:
-        _C.current().sleep([_C.SegmentPlan(address, [], [])], _C.CleanCheck.never, False)
+        _C.current().sleep(
+            [_C.SegmentPlan(address, [], [], _C.Store.host)], _C.CleanCheck.never, False
+        )
     library.cumem_free(address, size, 7, None)
     stats = cumem.stats()
     assert (driver.used_bytes(), stats.reserved_addresses, stats.unknown_frees) == (0, 0, 0)
@@ -124,7 +126,9 @@ def test_hundreds_of_segments_that_die_asleep_leave_nothing(driver: DriverUnderT
     for number in range(200):
         address = library.cumem_malloc(GRANULE, 0, None)
         backup = [(address, 1000 + number)] if number % 2 else []
-        allocator.sleep([_C.SegmentPlan(address, backup, [])], _C.CleanCheck.never, False)
+        allocator.sleep(
+            [_C.SegmentPlan(address, backup, [], _C.Store.host)], _C.CleanCheck.never, False
+        )
         library.cumem_free(address, GRANULE, 0, None)
     after = cumem.stats()
     assert after.reserved_addresses == before.reserved_addresses

@@ -16,7 +16,7 @@ import cumem
 
 CYCLES = 1000 if is_long() else 200
 ROUNDS = 5000
-POOLS = 500 if is_long() else 100
+POOLS = 500
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
@@ -130,7 +130,9 @@ def test_rounds_of_allocation_and_death_leave_no_addresses(driver: DriverUnderTe
         address = allocator.malloc(1 + number * 997 % (2 * GRANULE), 0, 0, owner)
         assert address % GRANULE == 0
         if number % 50 == 0:
-            allocator.sleep([_C.SegmentPlan(address, [], [])], _C.CleanCheck.never, False)
+            allocator.sleep(
+                [_C.SegmentPlan(address, [], [], _C.Store.host)], _C.CleanCheck.never, False
+            )
         allocator.free(address)
     assert level(driver) == start
     assert mappings() - mapped < 50

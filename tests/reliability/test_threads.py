@@ -1,70 +1,21 @@
-"""Do threads, collections and captures get in each other's way?"""
+"""Do threads and collections get in each other's way?"""
 
 from __future__ import annotations
 
-import faulthandler
 import gc
-import itertools
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
 import torch
+from crew import Crew
 from support import MIB, DriverUnderTest, holds_pattern, in_thread, make, scope_on_a_thread, state
 
 import cumem
 from cumem import _runtime
-
-SECONDS = 3.0
-
-
-@contextmanager
-def watchdog(seconds: float = 60) -> Iterator[None]:
-    """Shows where every thread is and ends the process when the block takes too long."""
-    faulthandler.dump_traceback_later(seconds, exit=True)
-    try:
-        yield
-    finally:
-        faulthandler.cancel_dump_traceback_later()
-
-
-class Crew:
-    """Threads that repeat their work until all are told to stop; their failures are shown."""
-
-    def __init__(self) -> None:
-        self.stop = threading.Event()
-        self.rounds: dict[str, int] = {}
-        self._threads: list[threading.Thread] = []
-        self._failures: list[BaseException] = []
-
-    def add(self, name: str, work: Callable[[int], object]) -> None:
-        def repeat() -> None:
-            try:
-                for number in itertools.count():
-                    if self.stop.is_set():
-                        break
-                    work(number)
-                    self.rounds[name] = number + 1
-            except BaseException as error:  # noqa: BLE001 - shown by run()
-                self._failures.append(error)
-                self.stop.set()
-
-        self._threads.append(threading.Thread(target=repeat, name=name))
-
-    def run(self, seconds: float = SECONDS) -> None:
-        with watchdog():
-            for thread in self._threads:
-                thread.start()
-            self.stop.wait(seconds)
-            self.stop.set()
-            for thread in self._threads:
-                thread.join()
-        if self._failures:
-            raise self._failures[0]
-        assert len(self.rounds) == len(self._threads), "some thread never got to work"
 
 
 def churn(tag: str) -> Callable[[int], None]:
@@ -297,85 +248,3 @@ def test_a_busy_sleep_names_the_thread_and_leaves_every_byte() -> None:
         assert holds_pattern(tensor, 1)
         assert holds_pattern(kv, 2)
     assert [cumem.epoch(tag) for tag in ("weights", "kv_cache")] == epochs
-
-
-# Scopes in every order
-
-
-STEPS = ("leave a", "leave b", "drop a", "drop b", "trim", "collect")
-
-
-@pytest.mark.parametrize("captured", [False, True], ids=["", "in a capture"])
-@pytest.mark.needs("capture without kernels")
-def test_scopes_and_pools_go_in_every_order(driver: DriverUnderTest, captured: bool) -> None:
-    """vllm#46050, pytorch#145168: pools that go before, between or after what is in them."""
-    cumem.configure(cumem.Options(warn_empty_scope=False))
-    orders = list(itertools.permutations(STEPS))[:: 9 if captured else 6]
-    for order in orders:
-        scopes = {name: cumem.use_memory_pool(f"tag {name}") for name in "ab"}
-        if captured:
-            driver.emulator.begin_capture()
-        kept = {}
-        for seed, (name, scope) in enumerate(scopes.items()):
-            scope.__enter__()
-            kept[name] = [make(3000, seed)]
-            kept[name].append(kept[name])  # only a collection ends it
-        for step in order:
-            action, _, name = step.partition(" ")
-            if action == "leave":
-                scopes.pop(name).__exit__(None, None, None)
-            elif action == "drop":
-                del kept[name]
-            elif action == "trim":
-                cumem.trim()
-            else:
-                gc.collect(0)
-        if captured:
-            driver.emulator.end_capture()
-        cumem.check()
-    gc.collect()
-    cumem.trim()
-    assert driver.used_bytes() == 0
-
-
-@pytest.mark.needs("capture without kernels")
-def test_a_pool_dropped_inside_a_capture_goes_when_the_capture_ends(
-    driver: DriverUnderTest,
-) -> None:
-    with cumem.use_memory_pool("weights"):
-        tensor = make(5000)
-    driver.emulator.begin_capture()
-    del tensor
-    cumem.trim()
-    gc.collect(0)
-    assert driver.used_bytes() > 0
-    driver.emulator.end_capture()  # it raises when the capture is spoilt
-    cumem.trim()
-    assert driver.used_bytes() == 0
-
-
-def test_an_abandoned_scope_of_a_dead_thread_can_be_left_by_another() -> None:
-    scopes = [cumem.use_memory_pool("weights")]
-    tensor = in_thread(lambda: (scopes[0].__enter__(), make(100, 1))[1])
-    with pytest.raises(cumem.BusyError):
-        cumem.sleep()
-    with pytest.raises(RuntimeError, match="another thread"):
-        scopes.pop().__exit__(None, None, None)
-    cumem.sleep()
-    cumem.wake_up()
-    assert holds_pattern(tensor, 1)
-
-
-def test_a_suspended_generator_may_end_on_any_thread() -> None:
-    def build() -> Iterator[torch.Tensor]:
-        with cumem.use_memory_pool("weights"):
-            yield make(100, 1)
-
-    generators = [build() for _ in range(3)]
-    tensors = [next(generator) for generator in generators]
-    in_thread(generators.pop().close)
-    generators.clear()
-    gc.collect()
-    cumem.sleep()
-    cumem.wake_up()
-    assert all(holds_pattern(tensor, 1) for tensor in tensors)

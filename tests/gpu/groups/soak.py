@@ -22,9 +22,11 @@ from support import CUDA, DEVICE, GRANULE, MIB, addresses, holds, make, scaled, 
 from witness import Witness
 
 import cumem
+from cumem import _C, _runtime
 
 CYCLES = int(os.environ.get("CUMEM_SOAK_CYCLES", "40"))
 SET_BYTES = scaled(int(os.environ.get("CUMEM_SOAK_MIB", "1024")) * MIB)
+ROUNDS = 5000
 WARM = 5  # cycles until what is set up once is set up
 RSS_SLACK = 64 * MIB
 COUNTS_SLACK = 2  # descriptors and threads of libraries come and go
@@ -152,7 +154,31 @@ def many_cycles_of_one_set() -> None:
     assert all(holds(tensor, seed) for seed, tensor in enumerate(tensors))
 
 
+def rounds_of_allocation_and_death_leave_no_addresses() -> None:
+    """Every round reserves addresses, and the last must find as many as the first."""
+    allocator = _runtime.current().allocator
+    owner = _C.Owner("weights", "offload")
+    make("weights", [1])
+    before = cumem.stats()
+    for number in range(ROUNDS):
+        allocator.free(allocator.malloc(1 + number * 997 % (2 * GRANULE), 0, 0, owner))
+    after = cumem.stats()
+    assert after.reserved_addresses == before.reserved_addresses
+    assert after.physical_bytes == before.physical_bytes
+    assert after.handles_created - before.handles_created >= ROUNDS
+    assert after.handles_released - before.handles_released == (
+        after.handles_created - before.handles_created
+    )
+    cumem.check()
+
+
 if __name__ == "__main__":
     torch.empty(1, device=DEVICE)
     oracle.prepare()
-    run([nothing_grows, many_cycles_of_one_set])
+    run(
+        [
+            nothing_grows,
+            many_cycles_of_one_set,
+            rounds_of_allocation_and_death_leave_no_addresses,
+        ]
+    )
