@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdlib>
 #include <functional>
@@ -180,6 +181,27 @@ TEST(a_folder_that_is_missing_is_refused_before_the_first_unmap) {
   CHECK(!scene.r.asleep(scene.loaded) && !scene.r.asleep(scene.other));
   scene.expect_bytes();
   scene.expect_clean_end();
+}
+
+TEST(contents_in_files_are_read_while_their_segments_sleep) {
+  Scene scene;
+  scene.load();
+  scene.r.write(scene.loaded, {9});  // this piece is saved, the others are left to the file
+  REQUIRE(scene.sleep().ok());
+  auto expect_backup = [&](CUdeviceptr at, const unsigned char* expected) {
+    std::vector<unsigned char> found(kBytes);
+    auto* const out = reinterpret_cast<std::byte*>(found.data());
+    REQUIRE(scene.r.allocator->read_backup({at, kBytes}, out).ok());
+    CHECK(std::equal(found.begin() + 1, found.end(), expected + 1));
+    CHECK_EQ(int{found[0]}, at == scene.loaded ? 9 : int{kOther[0]});
+  };
+  CHECK(scene.r.slept.reload_bytes > 0);
+  expect_backup(scene.loaded, kContents.data() + kHeader);
+  expect_backup(scene.other, kOther.data());
+  REQUIRE(ftruncate(scene.file, kHeader) == 0);
+  std::byte one{};
+  const CUdeviceptr last = scene.loaded + kBytes - 1;
+  CHECK(scene.r.allocator->read_backup({last, 1}, &one).fault == cumem::Fault::source);
 }
 
 }  // namespace
