@@ -170,12 +170,15 @@ COVERED: dict[str, tuple[str, ...]] = {
     "H3": (f"{SCOPES}::test_the_whole_segment_of_a_pool_entered_inside_a_capture_is_live",),
     "I1": (f"{A_B}::test_every_byte_is_there_for_others_as_soon_as_a_sleep_returns",),
     "I2": (f"{F_L}::test_every_cycle_works_with_memory_that_cannot_be_pinned",),
-    "I3": (f"{F_L}::test_nothing_asks_nvml",),
+    "I3": (f"{F_L}::test_no_sleep_and_no_wake_asks_nvml",),
     "I4": ("tests/test_cli.py::test_info_says_why_a_sleep_cannot_work",),
     "J1": (f"{F_L}::test_a_second_sleep_of_what_has_not_changed_copies_nothing",),
     "J2": (f"{F_L}::test_a_report_says_where_the_time_went",),
-    "K1": (f"{F_L}::test_nothing_listens_and_nothing_is_fetched",),
-    "K2": ("tests/test_security.py::test_the_cache_of_kernels_is_private_from_its_first_instant",),
+    "K1": (f"{F_L}::test_nothing_listens_unless_it_is_asked_for",),
+    "K2": (
+        "tests/test_security.py::test_the_cache_of_kernels_is_private_from_its_first_instant",
+        "tests/test_report_command.py::test_only_this_user_can_reach_the_socket",
+    ),
     "K3": ("tests/test_security.py::test_no_module_reads_pickles_or_runs_text",),
     "K4": (
         "tests/behaviour/test_disk.py::test_the_file_has_no_name_and_is_its_owners_alone",
