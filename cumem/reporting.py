@@ -9,20 +9,19 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from cumem import _C, _gpu_processes, _keep, _runtime, _snapshot, inspection
+from cumem import _C, _gpu_processes, _keep, _report_text, _runtime, _snapshot, inspection
 from cumem._gpu_processes import GpuProcess
 from cumem._runtime import Runtime
-from cumem._text import amount, size, table
+from cumem._text import size
 from cumem.errors import translated
 from cumem.options import OnSleep
 
-LARGEST = 10  # blocks of a tag that are named
+_LARGEST = 10  # blocks of a tag that are named
 _SMALL_BYTES = 1 << 20  # torch's own line between small and large blocks
 
 
@@ -126,7 +125,7 @@ class MemoryReport:
         return json.dumps(self.as_dict(), indent=2)
 
     def __str__(self) -> str:
-        lines = [line for device in self.devices for line in _device_lines(device)]
+        lines = [line for device in self.devices for line in _report_text.device_lines(device)]
         lines.append(
             f"host: {size(self.host_bytes)} held ({size(self.pinned_bytes)} pinned), "
             f"{size(self.host_used_bytes)} in backups"
@@ -198,7 +197,7 @@ def _tag(
     segment_bytes = sum(info.bytes for info in infos)
     mapped = sum(info.mapped_bytes for info in infos)
     ordered = sorted(details, key=lambda pair: (-pair[1].block.bytes, pair[1].block.address))
-    largest = [found for _, found in ordered[:LARGEST]]
+    largest = [found for _, found in ordered[:_LARGEST]]
     intruders = _intruders(ordered)
     holders = inspection.holders([found.block for found in (*largest, *intruders)])
     return TagReport(
@@ -259,57 +258,3 @@ def _block(found: _snapshot.Details, holders: dict[int, list[torch.Tensor]]) -> 
     return BlockReport(
         block.address, block.bytes, found.requested, tuple(sorted(tensors)), found.stack
     )
-
-
-# Text
-
-
-def _device_lines(device: DeviceReport) -> Iterator[str]:
-    yield (
-        f"{device.device}: {size(device.used_bytes)} of {size(device.total_bytes)} in use: "
-        f"{size(device.mapped_bytes)} mapped by cumem, {size(device.torch_bytes)} reserved by "
-        f"torch outside of pools, {size(device.other_bytes)} contexts and other processes"
-    )
-    for process in device.processes:
-        yield f"  process {process.pid}: {amount(process.bytes)}"
-    if device.tags:
-        yield from (f"  {line}" for line in table(_rows(device)).splitlines())
-    for tag in device.tags:
-        yield from _tag_lines(tag)
-
-
-def _rows(device: DeviceReport) -> list[list[str]]:
-    head = ["tag", "on sleep", "segments", "bytes", "live", "holes", "mapped", "asleep", "backups"]
-    rows = [
-        [tag.tag, "/".join(tag.on_sleep), str(tag.segments)]
-        + [
-            size(count)
-            for count in (
-                *(tag.segment_bytes, tag.live_bytes, tag.hole_bytes),
-                *(tag.mapped_bytes, tag.asleep_bytes, tag.backup_bytes),
-            )
-        ]
-        for tag in device.tags
-    ]
-    return [head, *rows]
-
-
-def _tag_lines(tag: TagReport) -> Iterator[str]:
-    if tag.largest:
-        yield f"  largest blocks of {tag.tag!r}:"
-        yield from (line for block in tag.largest for line in _block_lines(block))
-    if tag.intruders:
-        total = sum(block.bytes for block in tag.intruders)
-        yield (
-            f"  {tag.tag!r} is discarded by a sleep, and so are these {len(tag.intruders)} small "
-            f"block(s) of {size(total)} in it, unless you cumem.keep() them:"
-        )
-        yield from (line for block in tag.intruders[:LARGEST] for line in _block_lines(block))
-        if len(tag.intruders) > LARGEST:
-            yield f"    and {len(tag.intruders) - LARGEST} more"
-
-
-def _block_lines(block: BlockReport) -> Iterator[str]:
-    held = f"  {', '.join(block.tensors)}" if block.tensors else ""
-    yield f"    {size(block.bytes)} at {block.address:#x}{held}"
-    yield from (f"      {frame}" for frame in block.stack)
