@@ -26,12 +26,6 @@ Status Digester::load(const void* image) {
   if (driver.cuModuleLoadData == nullptr || driver.cuModuleGetFunction == nullptr ||
       driver.cuModuleUnload == nullptr || driver.cuLaunchKernel == nullptr)
     return failure(Fault::unsupported, "cuModuleLoadData", 0, ordinal);
-  // The kernel is given the host's addresses of its lists (start()).
-  int same_address = 0;
-  constexpr auto attribute = CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM;
-  if (driver.cuDeviceGetAttribute(&same_address, attribute, device_.handle()) != CUDA_SUCCESS ||
-      same_address == 0)
-    return failure(Fault::unsupported, "host addresses on the device", 0, ordinal);
   Status status = check(driver.cuModuleLoadData(&module_, image), "cuModuleLoadData", 0, ordinal);
   if (status.ok())
     status = check(driver.cuModuleGetFunction(&function_, module_, "cumem_digest"),
@@ -92,7 +86,7 @@ Status Digester::start(std::size_t slot, const std::vector<DigestPiece>& pieces)
   const int ordinal = device_.ordinal();
   Slot& used = slots_[slot];
   std::copy(pieces.begin(), pieces.end(), used.pieces);
-  // Registered host memory has the same address on the device: load() has asked.
+  // Registered host memory has the same address on the device (unified addressing).
   DigestPiece* list = used.pieces;
   Digest* results = used.digests;
   void* arguments[] = {&list, &results};
