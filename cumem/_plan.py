@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from cumem import _C, _declared, _keep, _snapshot
+from cumem import _C, _declared, _keep, _parts, _snapshot
 from cumem._runtime import Runtime, current_options
 from cumem._snapshot import Range
 from cumem.options import CleanCheck, OnSleep
@@ -117,7 +117,10 @@ def require_disk_dir() -> None:
 
 def _live_ranges(info: _C.SegmentInfo, segment: _snapshot.Segment | None) -> list[Range]:
     """As :func:`_snapshot.live_in`, without names: there may be very many."""
-    return [(info.address, info.asked_bytes)] if segment is None else segment.live_ranges()
+    if segment is not None:
+        return segment.live_ranges()
+    held = _parts.live_ranges(info.address)
+    return [(info.address, info.asked_bytes)] if held is None else held
 
 
 def _unchanged(

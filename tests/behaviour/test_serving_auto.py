@@ -56,7 +56,8 @@ def test_requests_that_waited_run_before_the_next_sleep() -> None:
         for _ in range(5):
             await engine.controller.sleep()
             request = asyncio.create_task(engine.serve())
-            await until(lambda: engine.controller.waiting == 1)
+            # A fast device may have woken and served before anyone looks.
+            await until(lambda: engine.controller.waiting == 1 or request.done())
             await engine.controller.wake_up()  # shares the wake of the request
             await engine.controller.sleep()  # at once
             assert request.done()

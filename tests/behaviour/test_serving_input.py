@@ -16,7 +16,7 @@ from cumem.serving import ServingOptions, State
         ({"level": 3}, ValueError, "unknown level 3"),
         ({"mode": "now"}, ValueError, "unknown mode 'now'; choices: 'abort', 'wait'"),
         ({"mode": 1}, TypeError, "mode must be a string"),
-        ({"tags": ["wieghts"]}, ValueError, "unknown tag 'wieghts'; known tags: 'kv_cache'"),
+        ({"tags": ["wieghts"]}, ValueError, "unknown tag 'wieghts'; known tags: .*'kv_cache'"),
         ({"tags": "weights"}, TypeError, "not one string"),
         ({"timeout": 0}, ValueError, "timeout must be positive"),
         ({"timeout": True}, TypeError, "timeout must be a number"),
