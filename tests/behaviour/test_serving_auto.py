@@ -57,7 +57,7 @@ def test_requests_that_waited_run_before_the_next_sleep() -> None:
             await engine.controller.sleep()
             request = asyncio.create_task(engine.serve())
             # A fast device may have woken and served before anyone looks.
-            await until(lambda: engine.controller.waiting == 1 or request.done())
+            await until(lambda sent=request: engine.controller.waiting == 1 or sent.done())
             await engine.controller.wake_up()  # shares the wake of the request
             await engine.controller.sleep()  # at once
             assert request.done()
