@@ -308,9 +308,10 @@ def test_a_refusal_of_the_driver_leaves_nothing(
     folder = write_shards(tmp_path, shards)
     cumem.load_file(folder)  # what a device makes once is there
     gc.collect()
+    first = 1 if call == "cuCtxPushCurrent" else 0  # asks for captures: unanswered, there is none
 
     def arm() -> None:
-        driver.emulator.fail(call, nth=nth, code="CUDA_ERROR_UNKNOWN")
+        driver.emulator.fail(call, nth=first + nth, code="CUDA_ERROR_UNKNOWN")
 
     refused(folder, "CUDA_ERROR_UNKNOWN", cumem.DriverError, arm)
     driver.emulator.clear()
