@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, Phase, settings
 # take longer than a test may; "long" does it.
 settings.register_profile(
     "cumem-default",
-    max_examples=50,
+    max_examples=30,
     stateful_step_count=30,
     derandomize=True,
     database=None,

@@ -82,7 +82,7 @@ def test_who_was_told_of_a_sleep_that_failed_is_told_that_memory_stayed(hooks: H
 
 
 @pytest.mark.needs("failures on request")
-@pytest.mark.parametrize("nth", [1, 2, 3, 4])
+@pytest.mark.parametrize("nth", [1, 2])  # each segment is unmapped at least once
 def test_a_sleep_that_goes_on_tells_hooks_of_memory_that_is_whole_and_of_no_other(
     driver: DriverUnderTest, hooks: Hooks, nth: int
 ) -> None:
