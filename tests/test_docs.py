@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from support import run_fresh
 
+import cumem
+import cumem.serving
+
 DOCS = Path(__file__).parent.parent / "docs"
-ONE_STORY = ("models.md",)  # each example goes on where the one before it ended
+ONE_STORY = ("README.md", "models.md")  # each example goes on where the one before it ended
 APART = ("migrating.md", "model_host.md")
 
 
@@ -34,3 +38,16 @@ def test_examples_run_one_after_the_other(page: str, tmp_path: Path) -> None:
 )
 def test_an_example_runs_by_itself(code: str) -> None:
     run_fresh(code)
+
+
+@pytest.mark.parametrize("module", [cumem, cumem.serving])
+def test_every_public_name_has_its_line(module: ModuleType) -> None:
+    described = re.findall(r"^\| `(\w+)` \|", (DOCS / "api.md").read_text(), re.M)
+    assert set(module.__all__) <= set(described)
+
+
+def test_the_index_has_every_page() -> None:
+    linked = re.findall(r"^\| \[.*?\]\((\w+\.md)\)", (DOCS / "README.md").read_text(), re.M)
+    assert sorted(linked) == sorted(
+        page.name for page in DOCS.glob("*.md") if page.stem != "README"
+    )
