@@ -13,8 +13,8 @@ import cumem
 import cumem.serving
 
 DOCS = Path(__file__).parent.parent / "docs"
-ONE_STORY = ("README.md", "models.md")  # each example goes on where the one before it ended
-APART = ("migrating.md", "model_host.md")
+ONE_STORY = ("README.md", "loading.md", "models.md", "performance.md")  # each example goes on where the one before it ended
+APART = ("memory.md", "migrating.md", "model_host.md")
 
 
 def examples(page: str) -> list[str]:
