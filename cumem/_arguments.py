@@ -88,6 +88,17 @@ def fill_value(fill: str | None) -> int | None:
     return _FILLS[fill]
 
 
+def flag(name: str, value: object) -> bool:
+    """The option of this name.
+
+    Raises:
+        TypeError: neither True nor False.
+    """
+    if not isinstance(value, bool):
+        raise TypeError(f"{name} must be True or False, not {value!r}")
+    return value
+
+
 def described(name: str, tags: Iterable[str] | None) -> str:
     """The call as text, for messages: ``wake_up('kv_cache')``."""
     listed = tags if isinstance(tags, Collection) and not isinstance(tags, str) else ()

@@ -133,7 +133,11 @@ def _header_length(file: Path, prefix: bytes, file_bytes: int) -> int:
         raise fault(file, f"a safetensors file has at least 8 bytes, this one has {file_bytes}")
     length = int.from_bytes(prefix, "little")
     if length > _MOST_HEADER_BYTES:
-        raise fault(file, f"its header would have {length} bytes, more than the allowed 100 MB")
+        raise fault(
+            file,
+            f"its header would have {length} bytes, more than the allowed 100 MB; "
+            "is it a safetensors file?",
+        )
     if length > file_bytes - _PREFIX_BYTES:
         raise fault(file, f"its header would have {length} bytes, the file has {file_bytes}")
     return length

@@ -64,6 +64,10 @@ _DAMAGED = (
     "Nothing was unmapped or woken. A sleep that is repeated copies everything anew; a wake "
     "without verify takes the backup as it is."
 )
+_CHANGED = (
+    "Nothing more was unmapped or woken. Put the file back as it was loaded (size, time of "
+    "change and bytes) and repeat the call; what is awake can move to other memory with adopt()."
+)
 _FORKED = (
     "this process is a fork of one that already used cumem; a CUDA context does not "
     "survive a fork: use the spawn start method, or fork before first use"
@@ -108,7 +112,8 @@ def _file_error(error: _C.StatusError, operation: str, left: str) -> CumemError:
     """For a file that cannot be read or written, or is not what it was."""
     reason = f"{error.call} failed ({os.strerror(error.error)})" if error.error else error.call
     amount = f", {size(error.bytes)} were wanted" if error.bytes and error.error else ""
-    text = f"{operation}: {error.path}: {reason}{amount}. {left}"
+    changed = error.fault == "source" and not error.error
+    text = f"{operation}: {error.path}: {reason}{amount}. {_CHANGED if changed else left}"
     if error.fault == "source":
         return CheckpointError(text)
     failure = StorageError(text)

@@ -153,6 +153,14 @@ def driver_choice() -> str:
     return value
 
 
+def check_emulated_machine() -> None:
+    """Raises ValueError where the environment asks for an emulated machine that cannot be."""
+    for name in ("CUMEM_EMULATED_CAPACITY", "CUMEM_EMULATED_DEVICES"):
+        value = os.environ.get(name) or "1"
+        if not value.isdecimal() or int(value) == 0:
+            raise ValueError(f"{name} must be a positive whole number, not {value!r}")
+
+
 def driver_is_chosen() -> bool:
     """Does the environment say which driver to use?"""
     return bool(os.environ.get("CUMEM_DRIVER"))

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import Literal, overload
 
 from cumem import _operation, _registry, _runtime, _transition, waking
-from cumem._arguments import described, fill_value, known_tags, sleep_request
+from cumem._arguments import described, fill_value, flag, known_tags, sleep_request
 from cumem._plan import decide
 from cumem.reports import SleepPlan, SleepReport, WakeReport
 
@@ -54,7 +54,7 @@ def sleep(
         In every other case nothing was changed.
     """
     tags, offload_tags = _listed(tags), _listed(offload_tags)
-    request = sleep_request(level, tags, offload_tags)
+    request, verify = sleep_request(level, tags, offload_tags), flag("verify", verify)
     operation = described("sleep", tags if offload_tags is None else offload_tags)
     runtime = _runtime.ready(operation)
     if runtime is None or level == 0:
@@ -149,6 +149,7 @@ def wake_up(
     """
     tags = _listed(tags)
     chosen, value = known_tags(tags), fill_value(fill)
+    wait, verify = flag("wait", wait), flag("verify", verify)
     if verify and not wait:
         raise ValueError("verify=True needs everything at once; it cannot be given with wait=False")
     operation = described("wake_up", tags)

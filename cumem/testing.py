@@ -11,7 +11,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-from cumem import _C, _registry, _runtime
+from cumem import _C, _registry, _runtime, options
 from cumem._emulated_backend import EmulatedBackend
 from cumem._emulator import Library, error_code, library
 from cumem._runtime import Runtime
@@ -207,6 +207,7 @@ def emulated_driver(
 
 def process_machine() -> Runtime:
     """The emulated machine of a process that was started with ``CUMEM_DRIVER=emulated``."""
+    options.check_emulated_machine()
     return _make_runtime(EmulatedDriver(0), None)
 
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import cumem
-from cumem import _C, _info, _runtime
+from cumem import _C, _info, _runtime, options
 from cumem.__main__ import main
 from cumem.testing import EmulatedDriver, emulated_driver
 
@@ -230,3 +230,13 @@ def test_timeline_shows_each_step_in_every_form(
     ] == [(built["live_bytes"], built["tracked_bytes"])] * 4
     assert asleep["mapped_bytes"] == 0
     assert awake["mapped_bytes"] == built["mapped_bytes"]
+
+
+@pytest.mark.parametrize("name", ["CUMEM_EMULATED_CAPACITY", "CUMEM_EMULATED_DEVICES"])
+@pytest.mark.parametrize("value", ["1GiB", "0", "-1"])
+def test_an_emulated_machine_that_cannot_be_is_refused(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str
+) -> None:
+    monkeypatch.setenv(name, value)
+    with pytest.raises(ValueError, match=f"{name} must be a positive whole number"):
+        options.check_emulated_machine()

@@ -13,7 +13,12 @@ import cumem
 import cumem.serving
 
 DOCS = Path(__file__).parent.parent / "docs"
-ONE_STORY = ("README.md", "loading.md", "models.md", "performance.md")  # each example goes on where the one before it ended
+ONE_STORY = (
+    "README.md",
+    "loading.md",
+    "models.md",
+    "performance.md",
+)  # each example goes on where the one before it ended
 APART = ("memory.md", "migrating.md", "model_host.md")
 
 

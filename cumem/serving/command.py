@@ -20,6 +20,13 @@ _MIB = 1 << 20
 _OWN_BYTES = {True: 4 * _MIB, False: 256 * _MIB}  # weights of the own model: emulated, on a GPU
 
 
+def _port(text: str) -> int:
+    port = int(text) if text.isdecimal() else -1
+    if not 0 <= port <= 65535:
+        raise argparse.ArgumentTypeError(f"not a port: {text!r}; give one from 0 to 65535")
+    return port
+
+
 def add_parser(commands: Any) -> None:
     """Adds ``serve`` to the commands."""
     parser = commands.add_parser(
@@ -35,7 +42,9 @@ def add_parser(commands: Any) -> None:
         "makes a small Llama-like model with random weights",
     )
     parser.add_argument("--host", default="127.0.0.1", help="address (default: 127.0.0.1)")
-    parser.add_argument("--port", type=int, default=8000, help="0 takes a free one (default: 8000)")
+    parser.add_argument(
+        "--port", type=_port, default=8000, help="0 takes a free one (default: 8000)"
+    )
     parser.add_argument(
         "--token-file", metavar="FILE", type=Path, help="file with the token that clients must send"
     )

@@ -57,6 +57,12 @@ class Query:
         return values[0] if values else None
 
 
+async def refuse_body(request: Request) -> None:
+    """For routes that read the query only: what is asked for elsewhere must not be passed over."""
+    if (await _bounded_body(request)).strip():
+        raise BadRequestError("a body is not read here; put parameters into the query (?tags=…)")
+
+
 async def json_body(request: Request, names: Collection[str]) -> dict[str, Any]:
     """The JSON object in the body, of known names only; an empty body is an empty object."""
     body = await _bounded_body(request)

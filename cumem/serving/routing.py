@@ -28,7 +28,7 @@ except ImportError as error:
 import cumem
 from cumem.serving import answers
 from cumem.serving.controller import SleepController
-from cumem.serving.requesting import Query, json_body, tags_in
+from cumem.serving.requesting import Query, json_body, refuse_body, tags_in
 
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -113,6 +113,7 @@ class _Routes:
 
     async def _sleep(self, request: Request) -> Response:
         query = Query(request, ("level", "mode", "tags", "offload_tags", "timeout"))
+        await refuse_body(request)
         report = await self._controller.sleep(
             query.whole("level", 1),
             tags=query.tags(),
@@ -124,6 +125,7 @@ class _Routes:
 
     async def _wake_up(self, request: Request) -> Response:
         query = Query(request, ("tags", "timeout"))
+        await refuse_body(request)
         timeout = query.seconds("timeout")
         report = await self._controller.wake_up(query.tags(), timeout=timeout)
         return answers.done(self._controller, report)

@@ -190,7 +190,7 @@ def test_a_wake_refuses_a_file_that_has_changed_and_can_be_repeated(
     before = state()
     with pytest.raises(cumem.CheckpointError, match=r"model\.safetensors.*changed") as caught:
         cumem.wake_up()
-    assert "call wake_up again" in str(caught.value)
+    assert "Put the file back as it was loaded" in str(caught.value)
     assert (state(), driver.used_bytes()) == (before, asleep)
     with path.open("r+b") as file:
         file.write(original)

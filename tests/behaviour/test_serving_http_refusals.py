@@ -37,6 +37,17 @@ def test_what_cannot_be_understood_is_400_with_the_choices(path: str, message: s
     over_http(test)
 
 
+@pytest.mark.parametrize("path", ["/sleep", "/wake_up"])
+def test_a_body_where_the_query_is_read_is_refused(path: str) -> None:
+    async def test(client: Client) -> None:
+        answer = await client.post(path, content=b'{"tags": ["weights"]}')
+        assert answer.status_code == 400
+        assert "put parameters into the query" in answer.json()["error"]
+        assert not cumem.is_sleeping()
+
+    over_http(test)
+
+
 @pytest.mark.parametrize(
     ("body", "message"),
     [
