@@ -54,7 +54,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--size", choices=sorted(SIZES), default="2b", help="which architecture")
     parser.add_argument("--folder", help="where the checkpoint is written (default: TMPDIR)")
-    parser.add_argument("--json", metavar="FILE", help="write the results there")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there")
     return parser
 
 
