@@ -63,6 +63,13 @@ def note_backup(ranges: Sequence[tuple[int, int]]) -> None:
                 _backed_up.add(address)
 
 
+def forget_lost(address: int, size: int) -> None:
+    """Ends declarations of contents that a sleep discarded."""
+    with _lock:
+        for at in [at for at in _clean if address <= at < address + size]:
+            del _clean[at]
+
+
 def unchanged() -> dict[int, int]:
     """Address and bytes of every storage alive that was backed up since it was declared."""
     with _lock:

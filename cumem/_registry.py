@@ -199,6 +199,12 @@ def moving(tags: Collection[str]) -> Iterator[list[OpenScope]]:
             _settled.notify_all()
 
 
+def is_moving(tag: str) -> bool:
+    """Does a sleep or wake work on this tag?"""
+    with _lock:
+        return tag in _state.moving
+
+
 def move_here() -> None:
     """Says that this thread carries out the move under way."""
     with _lock:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from cumem import _C, _caches, _declared, _parts, _registry, _runtime, _snapshot, hooks
+from cumem import _C, _caches, _declared, _loading, _parts, _registry, _runtime, _snapshot, hooks
 from cumem._outcome import Slept, Woken
 from cumem._phases import Phases, marked
 from cumem._plan import Decision, Request, decide_on, plans
@@ -204,8 +204,7 @@ def book_failed_switch(runtime: Runtime, decisions: list[Decision], job: WakeJob
 
 
 def _asleep(runtime: Runtime, tags: Collection[str]) -> list[_C.SegmentInfo]:
-    segments = runtime.allocator.segments()
-    return [info for info in segments if info.asleep and info.tag in tags]
+    return [info for info in _loading.sleeping(runtime) if info.tag in tags]
 
 
 def _wake_or_clear_caches(
@@ -242,6 +241,7 @@ def _book(runtime: Runtime, decisions: list[Decision], asleep: Collection[int]) 
         _registry.tag_state(tag).epoch += 1
     for item in lost:
         _registry.tag_state(item.info.tag).discarded.add(item.info.serial)
+        _declared.forget_lost(item.info.address, item.info.bytes)
     _parts.tell_lost(item.info.address for item in lost)
     _declared.note_backup(sorted(piece for item in gone for piece in item.backup))
     _mark(runtime)

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import torch
 
-from cumem import _C, _declared, _owned, _registry, _runtime, _snapshot
+from cumem import _C, _declared, _loading, _owned, _registry, _runtime, _snapshot
 from cumem._checkpoint import Checkpoint, read_checkpoint
 from cumem._devices import DeviceLike
 from cumem._dtypes import torch_dtype, torch_shape
@@ -77,16 +77,18 @@ def load_file(
     runtime = _runtime.current()
     _refuse_capture(runtime, entry.device)
     segments: list[OwnedSegment | None] = []
+    addresses: list[int] = []  # told to others until the first contents are there
     try:
         with translated(f"load_file({str(path_or_dir)!r})", _LEFT, _owned.kind(runtime)):
             for shard in shards:
-                segments.append(_reserve(runtime, entry, shard))
-            addresses = [segment.address for segment in segments if segment is not None]
+                segments.append(_reserve(runtime, entry, shard, addresses))
             _fill(runtime, entry, addresses, sum(shard.bytes for shard in shards))
         tensors = _tensors(shards, segments, entry, runtime)
     except BaseException:
         segments.clear()  # the error's trace holds on to this frame
         raise
+    finally:
+        _loading.forget(addresses)
     _registry.tag_state(tag)
     if entry.on_sleep is OnSleep.RELOAD:
         _note_reloadable(tensors, segments)
@@ -141,20 +143,25 @@ def _shards(checkpoint: Checkpoint) -> list[_Shard]:
     return shards
 
 
-def _reserve(runtime: Runtime, entry: PoolEntry, shard: _Shard) -> OwnedSegment | None:
-    """A sleeping segment for the file; None for one without bytes."""
+def _reserve(
+    runtime: Runtime, entry: PoolEntry, shard: _Shard, addresses: list[int]
+) -> OwnedSegment | None:
+    """A sleeping segment for the file, noted in ``addresses``; None for one without bytes."""
     if not shard.bytes:
         return None
-    memory = _C.Memory.from_file(
-        runtime.allocator,
-        shard.bytes,
-        entry.device,
-        _C.Owner(entry.tag, entry.on_sleep.value),
-        _held(shard.header),
-        shard.parts,
-        entry.on_sleep is OnSleep.RELOAD,
-    )
-    return OwnedSegment(runtime, entry, memory)
+    file = _held(shard.header)
+
+    def make() -> OwnedSegment:
+        owner = _C.Owner(entry.tag, entry.on_sleep.value)
+        reload = entry.on_sleep is OnSleep.RELOAD
+        memory = _C.Memory.from_file(
+            runtime.allocator, shard.bytes, entry.device, owner, file, shard.parts, reload
+        )
+        return OwnedSegment(runtime, entry, memory)
+
+    segment = _loading.reserve(make)
+    addresses.append(segment.address)
+    return segment
 
 
 def _held(header: Header) -> _C.File:

@@ -60,7 +60,8 @@ def on_before_unmap(hook: Hook) -> HookHandle:
     Once per sleep that has something to do, in order of registration. If a hook
     raises, nothing is put to sleep, the ``on_after_map`` hooks are called (the
     memory is mapped and stays so), and the sleep raises :class:`CumemError`.
-    A hook must not call sleep or wake_up, nor open a scope of these tags.
+    A hook must not call sleep or wake_up, nor open a scope of these tags. What is backed
+    up was decided before: :func:`cumem.keep` in a hook counts from the next sleep on.
     """
     return _add(_before_unmap, hook)
 

@@ -16,11 +16,11 @@ from collections.abc import Hashable, Sequence
 
 import torch
 
-from cumem import _owned, _parts, _resizing
+from cumem import _owned, _parts, _registry, _resizing
 from cumem._block_tables import BlockTables
 from cumem._devices import DeviceLike
 from cumem._text import size
-from cumem.errors import AsleepError
+from cumem.errors import AsleepError, BusyError
 from cumem.inspection import is_mapped
 from cumem.options import MIB, OnSleep
 
@@ -162,12 +162,19 @@ class PagedKVCache:
         nothing. New blocks hold what was there before.
 
         Raises:
-            NoBlocksError: not enough free blocks. AsleepError: the cache is asleep.
+            NoBlocksError: not enough free blocks. AsleepError: the cache, or part of it, is
+                asleep. BusyError: a sleep or wake of its tag is under way.
             ValueError, TypeError: not a positive number. Nothing was allocated.
         """
         _check_counts(tokens=tokens)
         with self._lock:
-            if not is_mapped(self._layers[0]):
+            # A sleep has asked what is in use: a block from now on would not be in its backup.
+            if _registry.is_moving(self.tag):
+                raise BusyError(
+                    f"allocate({sequence!r}): a sleep or wake of tag {self.tag!r} is under way. "
+                    "Nothing was allocated; call again when it is over."
+                )
+            if not all(is_mapped(layer) for layer in self._layers):
                 raise AsleepError(
                     f"allocate({sequence!r}): the cache (tag {self.tag!r}) is asleep. Nothing was "
                     "allocated; call wake_up first."

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterable
 from typing import Literal, overload
 
-from cumem import _operation, _registry, _runtime, _transition, waking
+from cumem import _loading, _operation, _registry, _runtime, _transition, waking
 from cumem._arguments import described, fill_value, flag, known_tags, sleep_request
 from cumem._plan import decide
 from cumem.reports import SleepPlan, SleepReport, WakeReport
@@ -177,7 +177,7 @@ def sleeping_tags() -> frozenset[str]:
     runtime = _runtime.if_started()
     if runtime is None:
         return frozenset()
-    return frozenset(info.tag for info in runtime.allocator.segments() if info.asleep)
+    return frozenset(info.tag for info in _loading.sleeping(runtime))
 
 
 def epoch(tag: str) -> int:

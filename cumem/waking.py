@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
+from weakref import WeakKeyDictionary
 
 import torch
 from torch.utils.hooks import RemovableHandle
@@ -190,6 +191,8 @@ def _own(module: torch.nn.Module, *, inside: bool = False) -> list[torch.Tensor]
     return [*module.parameters(recurse=inside), *module.buffers(recurse=inside)]
 
 
+_waiting: WeakKeyDictionary[torch.nn.Module, RemovableHandle] = WeakKeyDictionary()
+
 _CONTAINERS = (torch.nn.Sequential, torch.nn.ModuleList, torch.nn.ModuleDict)
 
 
@@ -200,14 +203,23 @@ def _reads_inside(module: torch.nn.Module) -> bool:
 
 
 def _wait_at_first_call(module: torch.nn.Module, handle: WakeHandle) -> None:
-    needed = _own(module, inside=_reads_inside(module))
-    if not needed:
+    if not _own(module, inside=_reads_inside(module)):
         return
+    _forget_earlier(module)
     installed: list[RemovableHandle] = []
 
-    def hook(_module: torch.nn.Module, _inputs: object) -> None:
-        for tensor in needed:
+    # It asks the module that is called, which may be a copy of this one.
+    def hook(called: torch.nn.Module, _inputs: object) -> None:
+        for tensor in _own(called, inside=_reads_inside(called)):
             handle.wait_for(tensor)
-        installed[0].remove()
+        called._forward_pre_hooks.pop(installed[0].id, None)
 
     installed.append(module.register_forward_pre_hook(hook))
+    _waiting[module] = installed[0]
+
+
+def _forget_earlier(module: torch.nn.Module) -> None:
+    """Takes back the hook of an earlier wake, where the module was not called since."""
+    earlier = _waiting.pop(module, None)
+    if earlier is not None:
+        earlier.remove()

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 from cumem.errors import DeviceOutOfMemoryError
 from cumem.serving._moves import Mover, Recipe, measure
 from cumem.serving._schedule import ModelState, Resident, Room, Schedule, Step, Waiter
+from cumem.serving.requests import contained
 
 _T = TypeVar("_T")
 
@@ -176,4 +177,4 @@ class Attendant:
             answer.set_result(self._built[waiter.model.name])
 
     async def _in_thread(self, work: Callable[[], _T]) -> _T:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+        return await asyncio.get_running_loop().run_in_executor(self._thread, contained(work))

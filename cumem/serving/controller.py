@@ -273,7 +273,14 @@ class _Admission:
         task = asyncio.current_task()
         assert task is not None
         request = Request(task)
-        await self._life.admit(request)
+        try:
+            await self._life.admit(request)
+        except asyncio.CancelledError as error:
+            # An abort may come between its admission and the next step of its task.
+            raised = await request.absorb(error)
+            if raised is error or raised is None:
+                raise
+            raise raised from error
         self._request = request
         return request
 

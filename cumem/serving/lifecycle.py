@@ -185,7 +185,7 @@ class Lifecycle:
             asleep = self.own.asleep()
             await self.hooks.run_after_failure(Kind.SLEEP if asleep else Kind.WAKE_UP)
             raise
-        self._staged = change.staged
+        self._staged = change.staged and bool(self.own.asleep())
         await self.hooks.run_after(change.kind)
         return report
 

@@ -71,9 +71,24 @@ class Request:
         return RequestAbortedError(ABORTED) if isinstance(error, asyncio.CancelledError) else error
 
 
+def contained(function: Callable[[], _T]) -> Callable[[], _T]:
+    """The same function, whose errors are all such that a future can carry them.
+
+    A future takes a StopIteration for its own, and a CancelledError for one of its task.
+    """
+
+    def call() -> _T:
+        try:
+            return function()
+        except (StopIteration, asyncio.CancelledError) as error:
+            raise RuntimeError(f"the function raised {type(error).__name__}") from error
+
+    return call
+
+
 async def in_thread(executor: Executor | None, function: Callable[[], _T]) -> _T:
     """Runs ``function`` in a thread, and ends when it has ended, also when cancelled."""
-    work = asyncio.get_running_loop().run_in_executor(executor, function)
+    work = asyncio.get_running_loop().run_in_executor(executor, contained(function))
     try:
         await asyncio.wait([work])
     except asyncio.CancelledError:
