@@ -165,7 +165,8 @@ def stream_wake(
     buffers: layer 0 computes while layer 1 is on its way. The hooks that do so remove
     themselves at the first call. Layers of ``torch.nn`` that read the weights of what is
     inside them (attention, a transformer's layers) wait for all of it; a module of
-    yours that does so must call :meth:`WakeHandle.wait_for` itself.
+    yours that does so must call :meth:`WakeHandle.wait_for` itself. A guarded module
+    (:func:`cumem.guard`) raises instead of waiting: take its guard away first.
 
     Args:
         module: what will be called next; the order is that of registration.
