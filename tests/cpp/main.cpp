@@ -1,4 +1,5 @@
-// Runs every test that is linked in: program [argument [part of a test's name]].
+// Runs every test that is linked in: program [argument [part of a test's name]]; a minus
+// before the part leaves out those that have it.
 // Ends with "N tests passed" and 0, or "N of M tests failed" and 1.
 
 #include <cstdio>
@@ -33,11 +34,13 @@ bool run(const check::Case& test) {
 int main(int argc, char** argv) {
   check::Registry& registry = check::Registry::instance();
   if (argc > 1) registry.argument = argv[1];
-  const char* const part = argc > 2 ? argv[2] : "";
+  const char* part = argc > 2 ? argv[2] : "";
+  const bool without = *part == '-';
+  if (without) ++part;
   int ran = 0;
   int failed = 0;
   for (const check::Case& test : registry.cases) {
-    if (std::strstr(test.name, part) == nullptr) continue;
+    if ((std::strstr(test.name, part) != nullptr) == without) continue;
     ++ran;
     failed += run(test) ? 0 : 1;
   }
