@@ -68,6 +68,7 @@ class State:
     retired: list[PoolEntry] = field(default_factory=list)
     scopes: dict[int, OpenScope] = field(default_factory=dict)
     moving: set[str] = field(default_factory=set)  # tags a sleep or wake works on
+    waiting: list[tuple[int, str]] = field(default_factory=list)  # thread, tag of a scope
     mover: int = 0  # the thread that does
     dropping: list[tuple[int, int]] = field(default_factory=list)  # thread, device
     anything_asleep: bool = False
@@ -165,7 +166,19 @@ def _wait_for_move(tag: str, device: int = -1) -> None:
             f"a hook of a sleep or wake of tag {tag!r} tried to open a scope of that tag. "
             "Nothing was opened; return from the hook first."
         )
-    _settled.wait_for(lambda: tag not in _state.moving and not _dropped_elsewhere(device))
+    place = (threading.get_ident(), tag)
+    _state.waiting.append(place)
+    try:
+        _settled.wait_for(lambda: tag not in _state.moving and not _dropped_elsewhere(device))
+    finally:
+        _state.waiting.remove(place)
+        _settled.notify_all()
+
+
+def _awaited_elsewhere(tags: Collection[str]) -> bool:
+    """Does another thread's scope of these tags wait for the end of a move that is over?"""
+    here = threading.get_ident()
+    return any(tag in tags and thread != here for thread, tag in _state.waiting)
 
 
 def _dropped_elsewhere(device: int) -> bool:
@@ -183,10 +196,12 @@ def close_scope(token: int) -> None:
 def moving(tags: Collection[str]) -> Iterator[list[OpenScope]]:
     """Marks tags as being put to sleep or woken; yields the scopes of them that are open.
 
-    No scope of these tags opens until the block ends.
+    No scope of these tags opens until the block ends. Those that waited for the end of the
+    move before come first, so that no loop of moves keeps them out.
     """
     with _settled:
         marked = set(tags) - _state.moving
+        _settled.wait_for(lambda: not _awaited_elsewhere(marked))
         _state.moving |= marked
         _state.mover = threading.get_ident()
         scopes = open_scopes(tags)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 
 import pytest
@@ -115,6 +116,36 @@ def test_a_scope_entered_during_a_sleep_waits_and_gets_fresh_memory() -> None:
     assert holds_pattern(old, 1)
     assert all(holds_pattern(tensor, seed) for seed, tensor in enumerate(made))
     made.clear()
+
+
+def test_a_scope_that_waited_comes_before_the_next_move() -> None:
+    with cumem.use_memory_pool("weights"):
+        tensor = make(1000)
+    threads: list[threading.Thread] = []
+    leave = threading.Event()
+
+    def scope() -> None:
+        with cumem.use_memory_pool("weights"):
+            late = make(1000)
+            leave.wait(60)
+        assert holds_pattern(late)
+
+    def come_too_late(_segments: object) -> None:
+        threads.append(threading.Thread(target=scope, name="latecomer"))
+        threads[0].start()
+        time.sleep(0.1)  # it waits at its entry by now
+
+    handle = cumem.on_before_unmap(come_too_late)
+    cumem.sleep()
+    handle.remove()
+    try:
+        cumem.wake_up()
+        with pytest.raises(cumem.BusyError, match="latecomer"):
+            cumem.sleep()
+    finally:
+        leave.set()
+        threads[0].join(60)
+    assert holds_pattern(tensor)
 
 
 def test_two_sleeps_at_once_are_one_sleep() -> None:

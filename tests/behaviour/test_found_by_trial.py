@@ -58,12 +58,14 @@ def test_a_wake_passes_over_what_another_thread_loads(tmp_path: Path) -> None:
 
     thread = threading.Thread(target=watch)
     thread.start()
-    for _ in range(10):
-        tensors = cumem.load_file(path)
-        assert torch.equal(tensors["a"].cpu(), torch.arange(8 * MIB // 4, dtype=torch.int32))
-        del tensors
-    done.set()
-    thread.join()
+    try:
+        for _ in range(10):
+            tensors = cumem.load_file(path)
+            assert torch.equal(tensors["a"].cpu(), torch.arange(8 * MIB // 4, dtype=torch.int32))
+            del tensors
+    finally:
+        done.set()
+        thread.join()
     assert seen
     assert set(seen) == {(False, 0)}
     assert kept.sum() == 1000
