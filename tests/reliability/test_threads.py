@@ -172,7 +172,7 @@ def test_another_thread_ticks_during_a_long_call(driver: DriverUnderTest, call: 
 
     thread = threading.Thread(target=tick)
     thread.start()
-    driver.emulator.set_bandwidth(60 * MIB)
+    driver.emulator.set_bandwidth(30 * MIB)
     started = time.perf_counter()
     if call == "prepare":
         cumem.prepare(background=False)
@@ -182,8 +182,8 @@ def test_another_thread_ticks_during_a_long_call(driver: DriverUnderTest, call: 
     over.set()
     thread.join()
     driver.emulator.set_bandwidth(0)
-    assert call == "prepare" or took > 0.4
-    assert longest[0] < 0.3, "a thread stood still"
+    assert call == "prepare" or took > 0.9
+    assert longest[0] < 0.7, "a thread stood still"
     cumem.wake_up()
     assert holds_pattern(tensor, 1)
 
@@ -192,7 +192,7 @@ def test_another_thread_ticks_during_a_long_call(driver: DriverUnderTest, call: 
 def test_allocation_does_not_wait_for_the_sleep_of_another_tag(driver: DriverUnderTest) -> None:
     with cumem.use_memory_pool("weights"):
         tensor = make(30 * MIB, 1)
-    driver.emulator.set_bandwidth(30 * MIB)
+    driver.emulator.set_bandwidth(6 * MIB)  # five seconds, more than all below takes
     thread = threading.Thread(target=cumem.sleep, kwargs={"tags": ["weights"]})
     thread.start()
     time.sleep(0.1)
@@ -201,9 +201,10 @@ def test_allocation_does_not_wait_for_the_sleep_of_another_tag(driver: DriverUnd
     assert all(holds_pattern(one, one.numel()) for one in other)
     other.clear()
     cumem.trim("draft")
-    assert thread.is_alive(), "too fast to tell"
-    thread.join(60)
+    slept_meanwhile = thread.is_alive()
     driver.emulator.set_bandwidth(0)
+    thread.join(60)
+    assert slept_meanwhile, "the allocation waited"
     cumem.wake_up()
     assert holds_pattern(tensor, 1)
 
