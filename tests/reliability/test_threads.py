@@ -199,10 +199,10 @@ def test_allocation_does_not_wait_for_the_sleep_of_another_tag(driver: DriverUnd
     with cumem.use_memory_pool("draft"):
         other = [make(size, size) for size in (100, 3 * MIB, 12 * MIB)]
     assert all(holds_pattern(one, one.numel()) for one in other)
-    other.clear()
-    cumem.trim("draft")
     slept_meanwhile = thread.is_alive()
     driver.emulator.set_bandwidth(0)
+    other.clear()
+    cumem.trim("draft")  # waits for all work on the device, copies among it
     thread.join(60)
     assert slept_meanwhile, "the allocation waited"
     cumem.wake_up()
