@@ -196,4 +196,6 @@ def epoch(tag: str) -> int:
 
 def _listed(tags: Iterable[str] | None) -> Iterable[str] | None:
     """An iterator would be used up by the first look at it."""
-    return tags if tags is None or isinstance(tags, str) else list(tags)
+    if tags is None or isinstance(tags, str) or not isinstance(tags, Iterable):
+        return tags  # all, or refused later
+    return list(tags)
