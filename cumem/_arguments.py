@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
+from typing import TypeVar
 
 from cumem import _registry
 from cumem._plan import Request, require_disk_dir
 from cumem._text import choices
 from cumem.options import OnSleep
+
+_T = TypeVar("_T")
 
 _FILLS = {"zero": 0x00, "poison": 0xFF}
 
@@ -40,14 +43,27 @@ def known_tags(tags: Iterable[str] | None) -> frozenset[str]:
     known = _registry.known_tags()
     if tags is None:
         return known
-    if isinstance(tags, str):
-        raise TypeError(f"tags must be a list of strings, not one string: [{tags!r}]")
-    wanted = list(tags)
+    wanted = tag_list(tags)
     for tag in wanted:
-        check_tag(tag)
         if tag not in known:
             raise ValueError(f"unknown tag {tag!r}; known tags: {choices(known)}")
     return frozenset(wanted)
+
+
+def tag_list(tags: object) -> list[str]:
+    """These tags, known or not.
+
+    Raises:
+        TypeError: one string, no iterable, or a tag that is no string. ValueError: an empty one.
+    """
+    if isinstance(tags, str):
+        raise TypeError(f"tags must be a list of strings, not one string: [{tags!r}]")
+    if not isinstance(tags, Iterable):
+        raise TypeError(f"tags must be a list of strings or None, not {shown(tags)}")
+    wanted = list(tags)
+    for tag in wanted:
+        check_tag(tag)
+    return wanted
 
 
 def check_tag(tag: object) -> None:
@@ -97,6 +113,47 @@ def flag(name: str, value: object) -> bool:
     if not isinstance(value, bool):
         raise TypeError(f"{name} must be True or False, not {value!r}")
     return value
+
+
+def positive(name: str, value: object) -> int:
+    """The count or number of bytes of this name.
+
+    Raises:
+        TypeError: no int. ValueError: zero or less.
+    """
+    if type(value) is not int:
+        raise TypeError(f"{name} must be an int, not {shown(value)}")
+    if value <= 0:
+        raise ValueError(f"{name} must be positive, not {value}")
+    return value
+
+
+def instance(name: str, value: object, kind: type | tuple[type, ...], wanted: str) -> None:
+    """Raises TypeError unless ``value`` is of this kind; a bool is no number."""
+    if not isinstance(value, kind) or isinstance(value, bool):
+        raise TypeError(f"{name} must be {wanted}, not {shown(value)}")
+
+
+def all_of(name: str, values: object, kind: type[_T], what: str) -> list[_T]:
+    """All of them; a module that can be iterated over is still one.
+
+    Raises:
+        TypeError: one alone, no iterable, or one of another kind.
+    """
+    if isinstance(values, kind) or not isinstance(values, Iterable):
+        hint = f"; for one alone give [{name[:-1]}]" if isinstance(values, kind) else ""
+        raise TypeError(f"{name} must be a list of {what}, not {shown(values)}{hint}")
+    listed = list(values)
+    for value in listed:
+        if not isinstance(value, kind):
+            raise TypeError(f"{name} must be a list of {what}; {shown(value)} is in it")
+    return listed
+
+
+def shown(value: object) -> str:
+    """A wrong argument in a message: a plain value as it is, of any other its type."""
+    plain = value is None or isinstance(value, (bool, int, float, str))
+    return repr(value) if plain else f"a {type(value).__name__}"
 
 
 def described(name: str, tags: Iterable[str] | None) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Iterable, Sequence
 
 _MOST_NAMES = 20
@@ -30,6 +31,21 @@ def some(names: Sequence[str]) -> str:
     """The names, separated by commas; of very many the first, and how many more."""
     rest = len(names) - _MOST_NAMES
     return ", ".join(names[:_MOST_NAMES]) + (f" and {rest} more" if rest > 0 else "")
+
+
+def raised(error: BaseException) -> str:
+    """An exception as one clause: ``ZeroDivisionError: division by zero``."""
+    kind, text = type(error).__name__, str(error)
+    return f"{kind}: {text}" if text else kind
+
+
+def traced(error: BaseException) -> str:
+    """An exception with its causes and tracebacks, for the log.
+
+    As text: a log record that has the exception would hold its frames, and device memory
+    that they refer to.
+    """
+    return "".join(traceback.format_exception(type(error), error, error.__traceback__)).rstrip()
 
 
 def table(rows: Sequence[Sequence[str]], *, markdown: bool = False) -> str:

@@ -70,6 +70,12 @@ def kept_bytes(decisions: list[Decision]) -> int:
     return sum(item.info.backup_bytes for item in decisions if not item.info.asleep)
 
 
+def changed_files(runtime: Runtime, decisions: list[Decision]) -> tuple[str, ...]:
+    """Files that these segments were to be left to, and that are not what they were."""
+    left = [item.info.address for item in decisions if item.store == _C.Store.source]
+    return tuple(sorted(runtime.allocator.changed_sources(left)))
+
+
 def put_to_sleep(
     runtime: Runtime, operation: str, request: Request, *, verify: bool = False
 ) -> Slept:

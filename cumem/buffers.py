@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import torch
 
 from cumem import _owned, inspection
+from cumem._arguments import flag, instance, shown
 from cumem._devices import DeviceLike
 from cumem._placing import Buffer, aligned, end, placed, prove
 from cumem._text import size, table
@@ -60,8 +61,12 @@ class BufferPlan:
             ValueError: a name twice, a negative length, no bytes, or ``last < first``.
             TypeError: a wrong type. Nothing was added.
         """
+        instance("name", name, str, "a string")
+        if not isinstance(shape, (int, Iterable)):
+            raise TypeError(f"shape of buffer {name!r} must be ints, not {shown(shape)}")
         lengths = (shape,) if isinstance(shape, int) else tuple(shape)
-        _check_types(name, lengths, dtype, (first, last))
+        instance("dtype", dtype, torch.dtype, "a torch.dtype")
+        _check_numbers(name, lengths, (first, last))
         buffer = Buffer(name, dtype, lengths, first, last)
         if name in self._buffers:
             raise ValueError(f"there is a buffer {name!r} already")
@@ -106,8 +111,9 @@ class BufferPlan:
 
         Raises:
             CumemError: two buffers that live at once would overlap (an error of ours).
+            TypeError: ``share`` is neither True nor False.
         """
-        if share:
+        if flag("share", share):
             offsets = placed(self.buffers)
         else:
             offsets, at = {}, 0
@@ -138,12 +144,13 @@ class BufferPlan:
 
         Raises:
             ValueError: an empty plan, an empty tag, an unknown policy, no such device.
+            TypeError: a wrong type.
             DeviceOutOfMemoryError: no room. DriverError: the driver refused.
             Nothing was allocated.
         """
         if not self._buffers:
             raise ValueError("the plan has no buffers")
-        offsets = self.offsets(share=share and not debug)
+        offsets = self.offsets(share=flag("share", share) and not flag("debug", debug))
         segment = _owned.allocate(
             end(self.buffers, offsets), tag=tag, on_sleep=on_sleep, device=device
         )
@@ -253,13 +260,7 @@ def _raw(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.view(-1).view(torch.uint8)
 
 
-def _check_types(
-    name: object, lengths: Sequence[object], dtype: object, steps: Sequence[object]
-) -> None:
-    if not isinstance(name, str):
-        raise TypeError(f"a name must be a string, not {type(name).__name__}")
-    if not isinstance(dtype, torch.dtype):
-        raise TypeError(f"dtype must be a torch.dtype, not {type(dtype).__name__}")
+def _check_numbers(name: str, lengths: Sequence[object], steps: Sequence[object]) -> None:
     for what, numbers in (("lengths", lengths), ("steps", steps)):
         if not all(type(number) is int for number in numbers):
             raise TypeError(f"{what} of buffer {name!r} must be ints, not {list(numbers)}")

@@ -7,11 +7,13 @@ and taken again after it is mapped.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from cumem import _C
+from cumem._text import raised, traced
 from cumem.errors import CumemError
 
 
@@ -34,6 +36,7 @@ class SegmentRange:
 
 Hook = Callable[[tuple[SegmentRange, ...]], object]
 
+_log = logging.getLogger("cumem")
 _lock = threading.Lock()
 
 
@@ -96,16 +99,16 @@ def run_before_unmap(segments: Sequence[_C.SegmentInfo]) -> None:
         try:
             hook(ranges)
         except Exception as error:
-            raise _failed("on_before_unmap", hook, "Nothing was put to sleep.") from error
+            raise _failed("on_before_unmap", hook, error, "Nothing was put to sleep.") from error
 
 
 def run_after_unmap(segments: Sequence[_C.SegmentInfo]) -> None:
-    """Calls all hooks, then raises the first exception as a CumemError."""
+    """Calls all hooks, then raises the first exception as a CumemError; others are logged."""
     _run_all("on_after_unmap", _after_unmap, segments, "The memory is asleep.")
 
 
 def run_after_map(segments: Sequence[_C.SegmentInfo]) -> None:
-    """Calls all hooks, then raises the first exception as a CumemError."""
+    """Calls all hooks, then raises the first exception as a CumemError; others are logged."""
     left = "The memory is awake and its contents valid."
     _run_all("on_after_map", _after_map, segments, left)
 
@@ -120,9 +123,11 @@ def _run_all(
         try:
             hook(ranges)
         except Exception as error:  # noqa: BLE001 - collected: the other hooks must run
-            failed = _failed(kind, hook, left)
-            failed.__cause__ = error
-            first = first or failed
+            failed = _failed(kind, hook, error, left)
+            if first is None:
+                first = failed
+            else:
+                _log.error("%s", traced(failed))
     if first is not None:
         raise first
 
@@ -146,6 +151,8 @@ def _ranges(segments: Sequence[_C.SegmentInfo]) -> tuple[SegmentRange, ...]:
     return tuple(SegmentRange(info.address, info.bytes, info.tag, info.device) for info in ordered)
 
 
-def _failed(kind: str, hook: Hook, left: str) -> CumemError:
+def _failed(kind: str, hook: Hook, error: Exception, left: str) -> CumemError:
     name = getattr(hook, "__qualname__", repr(hook))
-    return CumemError(f"the {kind} hook {name} raised (see the cause). {left}")
+    failed = CumemError(f"the {kind} hook {name} raised {raised(error)}. {left}")
+    failed.__cause__ = error
+    return failed

@@ -17,6 +17,7 @@ from collections.abc import Hashable, Sequence
 import torch
 
 from cumem import _owned, _parts, _registry, _resizing
+from cumem._arguments import instance, positive
 from cumem._block_tables import BlockTables
 from cumem._devices import DeviceLike
 from cumem._text import size
@@ -84,6 +85,7 @@ class PagedKVCache:
         )
         if largest < blocks:
             raise ValueError(f"max_blocks must be at least blocks ({blocks}), not {largest}")
+        instance("dtype", dtype, torch.dtype, "a torch.dtype")
         self._block_shape = (2, block_size, kv_heads, head_dim)
         self._dtype = dtype
         self.block_size = block_size
@@ -112,7 +114,7 @@ class PagedKVCache:
         if wanted is None:
             share = self.max_blocks * self.block_bytes // _CHUNKS_PER_LAYER
             return max(_GRANULE, share // _GRANULE * _GRANULE)
-        if type(wanted) is not int or wanted <= 0 or wanted % _GRANULE:
+        if positive("chunk_bytes", wanted) % _GRANULE:
             raise ValueError(f"chunk_bytes must be a multiple of 2 MiB, not {wanted}")
         return wanted
 
@@ -293,7 +295,4 @@ class PagedKVCache:
 
 def _check_counts(**counts: object) -> None:
     for name, count in counts.items():
-        if type(count) is not int:
-            raise TypeError(f"{name} must be an int, not {type(count).__name__}")
-        if count <= 0:
-            raise ValueError(f"{name} must be positive, not {count}")
+        positive(name, count)

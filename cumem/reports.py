@@ -74,6 +74,9 @@ class SleepPlan:
         host_bytes: host memory it would still have to take from the system.
         tags: tags of which something would go to sleep.
         devices: ordinals of the devices concerned.
+        changed_files: files that memory is to be reloaded from, and that have changed since
+            or cannot be read: the sleep raises ``CheckpointError`` unless everything that
+            came from them was written since.
     """
 
     freed_bytes: int = 0
@@ -82,12 +85,15 @@ class SleepPlan:
     host_bytes: int = 0
     tags: frozenset[str] = frozenset()
     devices: tuple[int, ...] = ()
+    changed_files: tuple[str, ...] = ()
 
     def __str__(self) -> str:
+        files = ", ".join(repr(path) for path in self.changed_files)
+        changed = f"; would be refused where it needs a file that has changed: {files}"
         return (
             f"would sleep {_names(self.tags)}: free {size(self.freed_bytes)}, "
             f"offload {size(self.offloaded_bytes)}, discard {size(self.discarded_bytes)}, "
-            f"take {size(self.host_bytes)} of host memory"
+            f"take {size(self.host_bytes)} of host memory{changed if files else ''}"
         )
 
 

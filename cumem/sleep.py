@@ -76,6 +76,9 @@ def plan_sleep(
 ) -> SleepPlan:
     """What :func:`sleep` with these arguments would free and need; touches nothing.
 
+    Like the sleep it looks whether files that memory is to be reloaded from are what they
+    were; one that is not is told in ``changed_files``, beside the numbers.
+
     Raises:
         ValueError: an unknown tag or level, or both ``level=2`` and ``offload_tags``.
         TypeError: a wrong type.
@@ -90,6 +93,7 @@ def plan_sleep(
         host_bytes=_transition.host_bytes_wanted(runtime, decisions) if runtime else 0,
         tags=frozenset(item.info.tag for item in decisions),
         devices=tuple(sorted({item.info.device for item in decisions})),
+        changed_files=_transition.changed_files(runtime, decisions) if runtime else (),
     )
 
 
@@ -192,4 +196,6 @@ def epoch(tag: str) -> int:
 
 def _listed(tags: Iterable[str] | None) -> Iterable[str] | None:
     """An iterator would be used up by the first look at it."""
-    return tags if tags is None or isinstance(tags, str) else list(tags)
+    if tags is None or isinstance(tags, str) or not isinstance(tags, Iterable):
+        return tags  # all, or refused later
+    return list(tags)

@@ -178,20 +178,20 @@ def test_what_cannot_be_served_is_one_line(
     assert err.count("\n") == 1
 
 
-def test_a_port_in_use_is_said_before_a_model_is_loaded() -> None:
+def test_a_port_in_use_is_said_before_a_model_is_loaded(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUMEM_DRIVER", "emulated")
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        done = subprocess.run(
-            [sys.executable, "-m", "cumem", "serve", "--port", str(taken.getsockname()[1])],
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
-    assert done.returncode == 1
-    assert "Address already in use" in done.stderr
-    assert "model:" not in done.stdout
+        port = taken.getsockname()[1]
+        assert main(["serve", "--port", str(port)]) == 1
+    out, err = capsys.readouterr()
+    start = f"cumem serve: cannot listen on port {port} of 127.0.0.1: the port is in use; "
+    assert err.startswith(start)
+    assert err.count("\n") == 1
+    assert "model:" not in out
 
 
 # What is not asked for is not imported

@@ -28,6 +28,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -92,6 +93,9 @@ class Allocator {
   void assign(CUdeviceptr segment, const Owner& owner);
 
   std::vector<SegmentInfo> segments() const;
+  // Paths of the files that these awake segments sleep to and that are not any more what
+  // was loaded, or cannot be read; each once. Reads the files' headers.
+  std::set<std::string> changed_sources(const std::vector<CUdeviceptr>& segments) const;
   // Numbers of the pools that have sleeping segments.
   std::vector<std::uint64_t> sleeping_pools() const;
   FreeCounters counters() const;

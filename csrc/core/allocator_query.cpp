@@ -89,6 +89,25 @@ std::vector<SegmentInfo> Allocator::segments() const {
   return infos;
 }
 
+// The files are held, so that they can be read without the lock.
+std::set<std::string> Allocator::changed_sources(const std::vector<CUdeviceptr>& segments) const {
+  std::set<std::shared_ptr<const File>> files;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    for (const CUdeviceptr address : segments) {
+      const auto found = segments_.find(address);
+      if (found == segments_.end()) continue;
+      const Segment& segment = *found->second;
+      if (segment.state == SegmentState::awake && segment.source && segment.source->keep)
+        files.insert(segment.source->file);
+    }
+  }
+  std::set<std::string> changed;
+  for (const std::shared_ptr<const File>& file : files)
+    if (!file->prove().ok()) changed.insert(*file->shared_path());
+  return changed;
+}
+
 std::vector<std::uint64_t> Allocator::sleeping_pools() const {
   std::lock_guard<std::mutex> lock(mutex_);
   std::set<std::uint64_t> pools;

@@ -252,6 +252,7 @@ void bind_allocator(py::module_& m) {
       .def("owner_of", &Allocator::owner_of, py::arg("address"))
       .def("assign", &Allocator::assign, py::arg("segment"), py::arg("owner"))
       .def("segments", &Allocator::segments)
+      .def("changed_sources", &Allocator::changed_sources, py::arg("segments"), Unlocked())
       .def("sleeping_pools", &Allocator::sleeping_pools)
       .def("counters", &Allocator::counters)
       .def("verify", &verify, Unlocked())

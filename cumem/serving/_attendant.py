@@ -12,6 +12,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
+from cumem._text import traced
 from cumem.errors import DeviceOutOfMemoryError
 from cumem.serving._moves import Mover, Recipe, measure
 from cumem.serving._schedule import ModelState, Resident, Room, Schedule, Step, Waiter
@@ -144,7 +145,7 @@ class Attendant:
         if step.model in self._schedule.hints:
             self._schedule.hints.remove(step.model)
         if error is not None:
-            _log.warning("model %r did not come: %s", step.model.name, error)
+            _log.warning("model %r did not come\n%s", step.model.name, traced(error))
             waiting = [one for one in self._schedule.waiting if one.model is step.model]
             for waiter in waiting:
                 self._schedule.waiting.remove(waiter)

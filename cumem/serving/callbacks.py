@@ -10,12 +10,15 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
+from cumem._text import choices, raised, traced
 from cumem.errors import CumemError
 from cumem.serving.states import Kind
 
 Hook = Callable[[], Any]
+RestoreHook = Callable[[frozenset[str]], Any]
 InWorker = Callable[[Hook], Awaitable[Any]]
 
 _log = logging.getLogger("cumem")
@@ -46,6 +49,7 @@ class TransitionHooks:
         self._in_worker = in_worker
         self.before: dict[Kind, list[Hook]] = {kind: [] for kind in Kind}
         self.after: dict[Kind, list[Hook]] = {kind: [] for kind in Kind}
+        self.restore: list[RestoreHook] = []
 
     async def run_before(self, kind: Kind) -> None:
         """Calls the hooks; the first exception ends it, as a CumemError."""
@@ -54,18 +58,33 @@ class TransitionHooks:
                 await self._call(hook)
             except Exception as error:
                 left = "The transition was given up; the memory is as it was."
-                raise _failed("before", kind, hook, left) from error
+                raise _failed(f"before {kind.value}", hook, error, left) from error
+
+    async def run_restore(self, tags: frozenset[str]) -> None:
+        """Lets the hooks fill these tags; the first exception ends it, as a CumemError."""
+        for hook in list(self.restore):
+            try:
+                await self._call(partial(hook, tags))
+            except Exception as error:
+                left = (
+                    f"The memory is awake, contents of {choices(tags)} are undefined and no "
+                    "request is served; call wake_up again."
+                )
+                raise _failed("which restores contents", hook, error, left) from error
 
     async def run_after(self, kind: Kind) -> None:
-        """Calls all hooks, then raises the first exception as a CumemError."""
+        """Calls all hooks, then raises the first exception as a CumemError; others are logged."""
         first: CumemError | None = None
         for hook in list(self.after[kind]):
             try:
                 await self._call(hook)
             except Exception as error:  # noqa: BLE001 - collected: the other hooks must run
-                failed = _failed("after", kind, hook, "The memory has changed its state.")
-                failed.__cause__ = error
-                first = first or failed
+                left = "The memory has changed its state."
+                failed = _failed(f"after {kind.value}", hook, error, left)
+                if first is None:
+                    first = failed
+                else:
+                    _log.error("%s", traced(failed))
         if first is not None:
             raise first
 
@@ -73,8 +92,8 @@ class TransitionHooks:
         """As :meth:`run_after`, for a transition that has an error already: others are logged."""
         try:
             await self.run_after(kind)
-        except CumemError:
-            _log.exception("after a transition that failed, a hook failed too")
+        except CumemError as error:
+            _log.error("after a transition that failed, a hook failed too\n%s", traced(error))
 
     async def _call(self, hook: Hook) -> None:
         result = hook() if inspect.iscoroutinefunction(hook) else await self._in_worker(hook)
@@ -82,6 +101,8 @@ class TransitionHooks:
             await result
 
 
-def _failed(when: str, kind: Kind, hook: Hook, left: str) -> CumemError:
+def _failed(when: str, hook: Callable[..., Any], error: Exception, left: str) -> CumemError:
     name = getattr(hook, "__qualname__", repr(hook))
-    return CumemError(f"the hook {name}, {when} {kind.value}, raised (see the cause). {left}")
+    failed = CumemError(f"the hook {name}, {when}, raised {raised(error)}. {left}")
+    failed.__cause__ = error
+    return failed

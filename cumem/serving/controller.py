@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterable
-from types import TracebackType
 from typing import cast
 
 import torch
 
 import cumem
-from cumem._arguments import fill_value, sleep_request
+from cumem._arguments import all_of, fill_value, instance, sleep_request
 from cumem.errors import BusyError
 from cumem.reports import SleepReport, WakeReport
-from cumem.serving.callbacks import Hook, Registration, register
+from cumem.serving._closing import ClosedAtExit
+from cumem.serving.admission import Admission
+from cumem.serving.callbacks import Hook, Registration, RestoreHook, register
 from cumem.serving.errors import TransitionTimeoutError
 from cumem.serving.lifecycle import Lifecycle
-from cumem.serving.requests import Request
 from cumem.serving.states import (
     Kind,
     Mode,
@@ -29,7 +28,7 @@ from cumem.serving.states import (
 from cumem.serving.tags import OwnTags
 
 
-class SleepController:
+class SleepController(ClosedAtExit):
     """The life cycle of one engine in one process; it belongs to one event loop.
 
     ``async with controller.request():`` around each request; :meth:`sleep` and
@@ -42,6 +41,12 @@ class SleepController:
         tags: the tags of this engine; None: every tag of the process.
         modules: modules to guard: their call raises ``AsleepError`` while they sleep.
         options: how it works.
+
+    Raises:
+        ValueError: an empty tag, or one that has had no pool in a process that has some.
+            Before the first pool any tag is accepted, because an engine may be built later;
+            every sleep and wake then raises this for a tag that has had none.
+        TypeError: a wrong type. No module is guarded.
     """
 
     def __init__(
@@ -51,20 +56,16 @@ class SleepController:
         modules: Iterable[torch.nn.Module] = (),
         options: ServingOptions | None = None,
     ) -> None:
-        self._life = Lifecycle(OwnTags(tags), options or ServingOptions())
-        self._guards = [cumem.guard(module) for module in modules]
+        own = OwnTags(tags)
+        guarded = all_of("modules", modules, torch.nn.Module, "torch modules")
+        if options is not None:
+            instance("options", options, ServingOptions, "ServingOptions or None")
+        self._life = Lifecycle(own, options or ServingOptions())
+        self._guards = [cumem.guard(module) for module in guarded]
 
     async def __aenter__(self) -> SleepController:
         self.start()
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self.close()
+        return await super().__aenter__()
 
     def start(self) -> None:
         """Begins to count idle time on this event loop; without it, the first request does."""
@@ -114,16 +115,16 @@ class SleepController:
     @property
     def history(self) -> tuple[Transition, ...]:
         """The last transitions, oldest first."""
-        return tuple(self._life.history)
+        return tuple(self._life.journal.entries)
 
     @property
     def retry_after(self) -> float:
         """Seconds that the last wake took; 1 where there was none."""
-        return self._life.retry_after
+        return self._life.journal.wake_seconds
 
     # Requests
 
-    def request(self) -> _Admission:
+    def request(self) -> Admission:
         """Admits a request for an ``async with`` block, which yields a :class:`Request`.
 
         Raises:
@@ -132,7 +133,7 @@ class SleepController:
                 the controller is closed). The message says which.
             RequestAbortedError: at the end of the block, when a sleep aborted it.
         """
-        return _Admission(self._life)
+        return Admission(self._life)
 
     # Transitions
 
@@ -210,7 +211,7 @@ class SleepController:
         await self._give_up_drain(chosen)
         change = self._life.shared(Kind.WAKE_UP, (chosen, fill))
         if change is None:
-            if not self._life.own.asleep() & chosen:
+            if not (self._life.own.asleep() | self._life.unfilled) & chosen:
                 return WakeReport()
             change = self._life.begin_wake(chosen, fill)
         if not await change.over(timeout):
@@ -247,9 +248,21 @@ class SleepController:
         """
         return register(self._life.hooks.after[kind_of(transition)], hook)
 
+    def restore(self, hook: RestoreHook) -> Registration:
+        """Calls ``hook(tags)`` in a wake that brings back memory without its contents.
+
+        ``tags`` are those whose pools would have kept contents and that a sleep discarded
+        (``level=2``, ``offload_tags``); the hook loads them again, in place. It runs once
+        they are awake and before ``after`` hooks and requests, in the worker thread or,
+        a coroutine function, on the loop. If it raises, so does the wake: nothing is served
+        (``PARTLY_AWAKE``), and the next wake calls it again. Without such a hook no request
+        wakes an engine that has lost contents (``auto_wake``).
+        """
+        return register(self._life.hooks.restore, hook)
+
     def observe(self, observer: Callable[[Transition], object]) -> Registration:
         """Calls ``observer(transition)`` on the event loop after each transition."""
-        return register(self._life.observers, observer)
+        return register(self._life.journal.observers, observer)
 
     def _refuse_now(self, what: str) -> None:
         """Raises BusyError where the call would wait for itself, or nobody is there to do it."""
@@ -260,40 +273,3 @@ class SleepController:
                 f"{what}: called from inside a request, which it would wait for. Nothing was "
                 "changed; call it when the request is over."
             )
-
-
-class _Admission:
-    """One use of :meth:`SleepController.request`."""
-
-    def __init__(self, life: Lifecycle) -> None:
-        self._life = life
-        self._request: Request | None = None
-
-    async def __aenter__(self) -> Request:
-        task = asyncio.current_task()
-        assert task is not None
-        request = Request(task)
-        try:
-            await self._life.admit(request)
-        except asyncio.CancelledError as error:
-            # An abort may come between its admission and the next step of its task.
-            raised = await request.absorb(error)
-            if raised is error or raised is None:
-                raise
-            raise raised from error
-        self._request = request
-        return request
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        assert self._request is not None
-        try:
-            raised = await self._request.absorb(error)
-        finally:
-            self._life.leave(self._request)
-        if raised is not None and raised is not error:
-            raise raised from error

@@ -32,6 +32,7 @@ class TextEngine:
         with cumem.use_memory_pool(WEIGHTS):
             self.module = model.build(device)
         self.loaded = model.load(self.module)
+        cumem.keep(list(self.module.buffers()))  # a checkpoint need not have them
         with cumem.use_memory_pool(CACHE):
             self._cache = model.make_cache(self.module, most_tokens)
             self._token = torch.zeros(1, 1, dtype=torch.long, device=device)
@@ -43,6 +44,11 @@ class TextEngine:
     def outside(self) -> list[str]:
         """Names of parameters and buffers that do not sleep."""
         return cumem.covered(self.module, WEIGHTS)
+
+    def restore(self, tags: frozenset[str]) -> None:
+        """Loads the weights again, where a sleep has discarded them; for a controller."""
+        if WEIGHTS in tags:
+            self.loaded = self.model.load(self.module)
 
     def check(self, tokens: Sequence[int]) -> None:
         """Raises ValueError where a prompt is empty, or leaves no room for another token."""

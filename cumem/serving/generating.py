@@ -1,6 +1,8 @@
 """How does a client get a text?
 
-``POST /generate`` with ``{"prompt": ..., "max_tokens": 64, "stream": false}``. A stream has
+``POST /generate`` with ``{"prompt": ..., "max_tokens": 64, "stream": false}``. More tokens
+than the KV cache has room for are refused; without ``max_tokens`` there are 64 of them, or as
+many as it has room for. A stream has
 a JSON object a line: pieces of text, then a last line that says how it ended.
 """
 
@@ -68,16 +70,23 @@ class _Wanted:
     """What the client asks for, checked."""
 
     def __init__(self, engine: TextEngine, body: dict[str, Any]) -> None:
-        prompt, most = body.get("prompt"), body.get("max_tokens", _TOKENS)
+        prompt, most = body.get("prompt"), body.get("max_tokens")
         self.stream = body.get("stream", False)
         if not isinstance(prompt, str) or not prompt:
             raise BadRequestError("prompt must be a text that is not empty")
-        if type(most) is not int or most < 1:
+        if most is not None and (type(most) is not int or most < 1):
             raise BadRequestError("max_tokens must be a whole number, 1 or more")
         if type(self.stream) is not bool:
             raise BadRequestError("stream must be true or false")
-        self.tokens, self.most = engine.model.encode(prompt), most
+        self.tokens = engine.model.encode(prompt)
         engine.check(self.tokens)
+        room = engine.most_tokens - len(self.tokens)
+        if most is not None and most > room:
+            raise BadRequestError(
+                f"max_tokens is {most}, and after a prompt of {len(self.tokens)} tokens the KV "
+                f"cache of {engine.most_tokens} has room for {room}"
+            )
+        self.most = min(_TOKENS, room) if most is None else most
 
 
 class _Answer:

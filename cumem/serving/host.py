@@ -9,15 +9,16 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import torch
 
+from cumem._arguments import flag, instance, positive, shown
 from cumem._text import choices
 from cumem.errors import BusyError, CumemError
 from cumem.loading import read_checkpoint
 from cumem.serving._attendant import Attendant
+from cumem.serving._closing import ClosedAtExit
 from cumem.serving._moves import BuildFn, Mover, Recipe, tag_for
 from cumem.serving._schedule import Resident, Schedule
 from cumem.serving._status import HostStatus, ModelStatus
@@ -25,7 +26,7 @@ from cumem.serving._status import HostStatus, ModelStatus
 __all__ = ["HostStatus", "ModelHost", "ModelStatus"]
 
 
-class ModelHost:
+class ModelHost(ClosedAtExit):
     """Models under a budget of device memory, in one process and on one device.
 
     For one event loop; call it from nowhere else. What takes time is done in a thread.
@@ -39,7 +40,8 @@ class ModelHost:
         busy_seconds: how long a move waits for the end of a graph capture.
 
     Raises:
-        ValueError: a budget or patience that is not positive, or no such device.
+        ValueError: a budget or patience that is not positive, a wait that is negative, or
+            no such device. TypeError: a wrong type.
         DriverError: no usable driver.
     """
 
@@ -51,9 +53,11 @@ class ModelHost:
         patience: int = 8,
         busy_seconds: float = 10.0,
     ) -> None:
-        for name, value in (("budget_bytes", budget_bytes), ("patience", patience)):
-            if value <= 0:
-                raise ValueError(f"{name} must be positive, not {value}")
+        positive("budget_bytes", budget_bytes)
+        positive("patience", patience)
+        instance("busy_seconds", busy_seconds, (int, float), "a number of seconds")
+        if not 0 <= busy_seconds < float("inf"):
+            raise ValueError(f"busy_seconds must be 0 or more and finite, not {busy_seconds}")
         self._schedule = Schedule(budget_bytes, patience)
         self._attendant = Attendant(self._schedule, Mover(device, busy_seconds))
         self._closed = False
@@ -84,15 +88,23 @@ class ModelHost:
             pinned: once awake it never goes to sleep.
 
         Raises:
-            ValueError: a name that is taken or empty, or bytes below one.
+            ValueError: a name that is taken or empty, or bytes below one. TypeError: a
+                wrong type.
             CheckpointError: a faulty checkpoint.
             DeviceOutOfMemoryError: more bytes than the budget. Nothing is added.
         """
         self._refuse_closed()
+        instance("name", name, str, "a string")
         if not name or "/" in name or name in self._schedule.models:
             raise ValueError(f"a model must have a name of its own without slash, not {name!r}")
-        if bytes is not None and bytes <= 0:
-            raise ValueError(f"bytes must be positive, not {bytes}")
+        if not callable(build_fn):
+            raise TypeError(f"build_fn must be a function without arguments, not {shown(build_fn)}")
+        if checkpoint is not None:
+            instance("checkpoint", checkpoint, (str, Path), "a path or None")
+        if bytes is not None:
+            positive("bytes", bytes)
+        instance("priority", priority, int, "an int")
+        flag("pinned", pinned)
         path = None if checkpoint is None else Path(checkpoint)
         if path is not None:
             tensors = read_checkpoint(path).tensors.values()
@@ -105,6 +117,7 @@ class ModelHost:
     @staticmethod
     def tag(name: str, part: str = "weights") -> str:
         """The tag of a part of a model."""
+        instance("name", name, str, "a string")
         return tag_for(name, part)
 
     @asynccontextmanager
@@ -116,7 +129,7 @@ class ModelHost:
             priority: of this use; None: the model's.
 
         Raises:
-            ValueError: an unknown name.
+            ValueError: an unknown name. TypeError: a wrong type.
             DeviceOutOfMemoryError: it cannot fit, or others than the host's models have
                 the memory; nothing is lost, and a later use tries again.
             HostOutOfMemoryError, DriverError, BusyError: a move failed, likewise.
@@ -124,6 +137,8 @@ class ModelHost:
         """
         self._refuse_closed()
         resident = self._known(name)
+        if priority is not None:
+            instance("priority", priority, int, "an int or None")
         wanted = resident.priority if priority is None else priority
         model = await self._attendant.acquire(resident, wanted)
         try:
@@ -175,21 +190,6 @@ class ModelHost:
             raise BusyError(f"models are in use: {choices(in_use)}. They were not removed.")
         self._attendant.shutdown()
 
-    async def __aenter__(self) -> ModelHost:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        try:
-            await self.close()
-        except BusyError:
-            if error is None:  # else that is what went wrong first
-                raise
-
     def status(self) -> HostStatus:
         """What there is now."""
         models = self._schedule.models.values()
@@ -216,6 +216,7 @@ class ModelHost:
         )
 
     def _known(self, name: str) -> Resident:
+        instance("name", name, str, "a string")
         try:
             return self._schedule.models[name]
         except KeyError:

@@ -5,14 +5,17 @@ end of its last work, threads included. Memory sleeps only when no request is in
 and a request is admitted only when every tag is awake. Both are decided on one event
 loop, without a step in between; requests that wait for a wake are in flight before
 anybody can ask for the next sleep, so none waits for ever.
+
+Note [Undefined contents]: a sleep that discards what its pool would bring back (level=2,
+offload_tags) leaves nothing to serve with. A request then wakes the engine only where a
+restore hook fills that memory, which is done before any request is admitted. Whoever
+calls wake_up() without such a hook has to do it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import time
-from collections import deque
 from collections.abc import Callable, Hashable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -25,8 +28,9 @@ from cumem.reports import SleepReport
 from cumem.serving.callbacks import TransitionHooks
 from cumem.serving.change import Change, Report
 from cumem.serving.errors import NotServingError
+from cumem.serving.journal import Journal
 from cumem.serving.requests import Request, RequestBook, in_thread
-from cumem.serving.states import Kind, ServingOptions, State, Transition
+from cumem.serving.states import Kind, ServingOptions, State
 from cumem.serving.tags import OwnTags
 
 _log = logging.getLogger("cumem")
@@ -39,12 +43,12 @@ class Lifecycle:
         self.own, self.options = own, options
         self.book = RequestBook()
         self.hooks = TransitionHooks(self._in_worker)
-        self.observers: list[Callable[[Transition], object]] = []
-        self.history: deque[Transition] = deque(maxlen=options.history)
+        self.journal = Journal(options.history)
         self.change: Change | None = None
         self.refused = 0
         self.closed = False
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="cumem-serving")
+        self.unfilled = frozenset[str]()  # what a wake brought and no hook could restore yet
         self._staged = False  # what sleeps is to be woken in stages
         self._timer: asyncio.TimerHandle | None = None
 
@@ -57,14 +61,9 @@ class Lifecycle:
         change = self.change
         if change is not None:
             return State.DRAINING if change.kind is Kind.SLEEP else State.WAKING
-        asleep = State.PARTLY_AWAKE if self._staged else State.ASLEEP
-        return asleep if self.own.asleep() else State.AWAKE
-
-    @property
-    def retry_after(self) -> float:
-        """Seconds that the last wake took; 1 where there was none."""
-        woken = [item for item in self.history if item.kind is Kind.WAKE_UP and item.report]
-        return woken[-1].seconds if woken else 1.0
+        if self.own.asleep():
+            return State.PARTLY_AWAKE if self._staged else State.ASLEEP
+        return State.PARTLY_AWAKE if self.unfilled else State.AWAKE
 
     # Requests
 
@@ -76,10 +75,23 @@ class Lifecycle:
         if state is State.AWAKE:
             self._disarm()
             self.book.admit(request)
-        elif not self.options.auto_wake or state is State.PARTLY_AWAKE:
-            raise self._refusal(f"the engine is {state.value.replace('_', ' ')}")
+        elif why := self._bar_to_a_wake(state):
+            raise self._refusal(why)
         else:
             await self._wait_for_wake(request)
+
+    def _bar_to_a_wake(self, state: State) -> str | None:
+        """Why a request may not wake the engine; None: it may. See Note [Undefined contents]."""
+        if not self.options.auto_wake or (state is State.PARTLY_AWAKE and self.own.asleep()):
+            return f"the engine is {state.value.replace('_', ' ')}"
+        lost = self.own.lost() | self.unfilled
+        if self.change or self.hooks.restore or not lost:
+            return None
+        return (
+            f"the contents of {choices(lost)} were discarded, and a wake alone would leave them "
+            "undefined. Wake these tags, load their contents, then wake the rest; or register "
+            "controller.restore(hook), which loads them in every wake"
+        )
 
     async def _wait_for_wake(self, request: Request) -> None:
         future = self.book.wait(request)
@@ -108,7 +120,7 @@ class Lifecycle:
         self.refused += 1
         asleep = choices(self.own.asleep())
         message = f"the request was refused: {why} (asleep: {asleep}). Nothing was run; try again."
-        return NotServingError(message, self.state, self.retry_after)
+        return NotServingError(message, self.state, self.journal.wake_seconds)
 
     # Transitions
 
@@ -162,15 +174,14 @@ class Lifecycle:
         return change
 
     async def _carry_out(self, change: Change) -> Report:
-        report: Report | None = None
-        error: BaseException | None = None
+        outcome: Report | BaseException | None = None
         try:
-            report = await self._move(change)
+            outcome = report = await self._move(change)
         except BaseException as raised:
-            error = raised
+            outcome = raised
             raise
         finally:
-            self._conclude(change, report, error)
+            self._conclude(change, outcome)
         return report
 
     async def _move(self, change: Change) -> Report:
@@ -178,9 +189,15 @@ class Lifecycle:
             await change.drain(self.book)
         if change.plan is not None and not (await self._in_worker(change.plan)).tags:
             return SleepReport()  # no hook hears of a sleep that has nothing to do
+        lost = self.own.lost() if change.kind is Kind.WAKE_UP else frozenset()
         try:
             await self.hooks.run_before(change.kind)
-            report: Report = await self._in_worker(change.work)
+            try:
+                report: Report = await self._in_worker(change.work)
+            finally:
+                self._note_unfilled(lost)
+            if change.kind is Kind.WAKE_UP:
+                await self._restore()
         except Exception:
             asleep = self.own.asleep()
             await self.hooks.run_after_failure(Kind.SLEEP if asleep else Kind.WAKE_UP)
@@ -189,11 +206,23 @@ class Lifecycle:
         await self.hooks.run_after(change.kind)
         return report
 
-    def _conclude(self, change: Change, report: Report | None, error: BaseException | None) -> None:
+    def _note_unfilled(self, lost: frozenset[str]) -> None:
+        """Where a hook is to restore contents, nothing is served before it has."""
+        if self.hooks.restore:
+            self.unfilled |= lost - self.own.asleep()
+
+    async def _restore(self) -> None:
+        awake = self.unfilled - self.own.asleep()
+        if awake:
+            await self.hooks.run_restore(awake)
+            self.unfilled -= awake
+
+    def _conclude(self, change: Change, outcome: Report | BaseException | None) -> None:
         """The state is what the memory is; then whoever waits is served or told."""
         self.change = None
         state = self.state
-        self._record(change, report, error)
+        error = outcome if isinstance(outcome, BaseException) else None
+        self.journal.add(change, outcome, state, self.own.asleep())
         if state is State.AWAKE:
             self.book.admit_waiting()
         elif self.book.waiting:
@@ -203,30 +232,13 @@ class Lifecycle:
     def _answer_waiting(self, change: Change, error: BaseException | None) -> None:
         """They wait for the next wake where that is theirs to begin."""
         fell_asleep = change.kind is Kind.SLEEP and not isinstance(error, asyncio.CancelledError)
+        why: str | None = f"the wake failed: {error}" if error else "the engine is partly awake"
         if fell_asleep and not self.closed and self.state is State.ASLEEP:
+            why = self._bar_to_a_wake(State.ASLEEP)
+        if why is None:
             self.begin_wake(self.own.known(), None)
             return
-        why = f"the wake failed: {error}" if error else "the engine is partly awake"
         self.book.refuse_waiting(lambda: self._refusal(why))
-
-    def _record(self, change: Change, report: Report | None, error: BaseException | None) -> None:
-        transition = Transition(
-            kind=change.kind,
-            started=change.started,
-            drain_seconds=change.drained - change.began,
-            seconds=time.perf_counter() - change.drained,
-            state=self.state,
-            asleep=self.own.asleep(),
-            report=report,
-            error=type(error).__name__ if error is not None else None,
-            message=str(error) if error is not None else "",
-        )
-        self.history.append(transition)
-        for observer in list(self.observers):
-            try:
-                observer(transition)
-            except Exception:  # noqa: BLE001 - logged: the memory has moved all the same
-                _log.exception("an observer of transitions failed")
 
     def _in_worker(self, function: Callable[[], Any]) -> Any:
         return in_thread(self._worker, function)
@@ -252,7 +264,7 @@ class Lifecycle:
         if self.change is None and self.book.in_flight == 0 and not self.closed:
             _log.info("idle for %s s: going to sleep", self.options.idle_seconds)
             level = self.options.idle_level
-            self.begin_sleep(level, self.own.known(), None, self.options.drain_seconds)
+            self.begin_sleep(level, self.own.named(), None, self.options.drain_seconds)
 
     async def close(self) -> None:
         """Refuses what comes and what waits; a transition under way ends first."""

@@ -9,13 +9,16 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
-from concurrent.futures import Executor
+from concurrent.futures import CancelledError, Executor
 from functools import partial
 from typing import Any, TypeVar
 
+from cumem._text import raised
 from cumem.serving.errors import RequestAbortedError
 
 _T = TypeVar("_T")
+
+_A_FUTURES_OWN = (StopIteration, CancelledError)
 
 ABORTED = "the request was ended, because the engine goes to sleep with mode='abort'"
 
@@ -74,14 +77,17 @@ class Request:
 def contained(function: Callable[[], _T]) -> Callable[[], _T]:
     """The same function, whose errors are all such that a future can carry them.
 
-    A future takes a StopIteration for its own, and a CancelledError for one of its task.
+    A future takes a StopIteration for its own, a CancelledError for one of its task, and a
+    SystemExit or KeyboardInterrupt for the end of the event loop.
     """
 
     def call() -> _T:
         try:
             return function()
-        except (StopIteration, asyncio.CancelledError) as error:
-            raise RuntimeError(f"the function raised {type(error).__name__}") from error
+        except BaseException as error:
+            if isinstance(error, Exception) and not isinstance(error, _A_FUTURES_OWN):
+                raise
+            raise RuntimeError(f"the function raised {raised(error)}") from error
 
     return call
 

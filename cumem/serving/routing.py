@@ -26,6 +26,7 @@ except ImportError as error:
     ) from error
 
 import cumem
+from cumem._arguments import instance
 from cumem.serving import answers
 from cumem.serving.controller import SleepController
 from cumem.serving.requesting import Query, json_body, refuse_body, tags_in
@@ -45,10 +46,11 @@ def router(controller: SleepController, *, token: str | None = None) -> Starlett
         token: when given, every route needs ``Authorization: Bearer <token>``.
 
     Raises:
-        ValueError: an empty token. TypeError: not a string.
+        ValueError: an empty token. TypeError: not a string, or not a controller.
     """
-    if token is not None and not isinstance(token, str):
-        raise TypeError(f"token must be a string, not {type(token).__name__}")
+    instance("controller", controller, SleepController, "a SleepController")
+    if token is not None:
+        instance("token", token, str, "a string or None")
     if token is not None and not token.strip():
         raise ValueError("an empty token protects nothing; give one, or None")
     guards = [] if token is None else [Middleware(RequireToken, token=token)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import ipaddress
 import secrets
 import socket
@@ -58,6 +59,15 @@ class Listening:
 
     def open(self) -> socket.socket:
         """Listens; an address in use is an OSError here, before anything is loaded."""
+        try:
+            return self._bound()
+        except OSError as error:
+            why = error.strerror or str(error)
+            if error.errno == errno.EADDRINUSE:
+                why = "the port is in use; give another --port, or --port 0 for a free one"
+            raise OSError(f"cannot listen on port {self.port} of {self.host}: {why}") from error
+
+    def _bound(self) -> socket.socket:
         family, kind, protocol, _, address = socket.getaddrinfo(
             self.host, self.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
@@ -75,6 +85,7 @@ class Listening:
 def application(engine: TextEngine, options: ServingOptions, listening: Listening) -> Starlette:
     """The whole app: page, text, and the control routes at the root."""
     controller = SleepController(modules=[engine.module], options=options)
+    controller.restore(engine.restore)
 
     @asynccontextmanager
     async def lifespan(_app: Starlette) -> AsyncIterator[None]:

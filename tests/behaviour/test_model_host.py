@@ -263,6 +263,25 @@ def test_an_error_of_build_fn_is_told_and_the_next_use_tries_again() -> None:
     run(work)
 
 
+@pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt, StopIteration])
+def test_a_build_fn_that_ends_the_program_ends_its_own_use_only(error: type[BaseException]) -> None:
+    async def work() -> None:
+        def build() -> Model:
+            raise error("no such model")
+
+        async with host_of("b", room=1) as host:
+            host.add("a", build, bytes=MODEL)
+            for _ in range(2):
+                with pytest.raises(RuntimeError, match=f"raised {error.__name__}: no such model"):
+                    await touch(host, "a")
+            host.prewake("a")  # nobody waits for it; the log is told
+            await settled(host)
+            await touch(host, "b")
+            assert host.status().failures == 3
+
+    run(work)
+
+
 def test_a_model_outside_of_its_pool_is_refused() -> None:
     async def work() -> None:
         elsewhere = Model(0)
@@ -512,6 +531,26 @@ def test_close_refuses_who_waits() -> None:
     run(work)
 
 
+WRONG_HOSTS: list[tuple[dict[str, Any], str]] = [
+    ({"budget_bytes": "4GiB"}, "budget_bytes must be an int, not '4GiB'"),
+    ({"budget_bytes": 4e9}, "budget_bytes must be an int, not 4000000000.0"),
+    ({"patience": None}, "patience must be an int, not None"),
+    ({"busy_seconds": "1"}, "busy_seconds must be a number of seconds, not '1'"),
+    ({"busy_seconds": True}, "busy_seconds must be a number of seconds, not True"),
+    ({"device": 1.5}, "device must be a torch.device, str or int"),
+]
+
+WRONG_MODELS: list[tuple[dict[str, Any], str]] = [
+    ({"name": 7}, "name must be a string, not 7"),
+    ({"name": ["b"]}, "name must be a string, not a list"),
+    ({"build_fn": "build"}, "build_fn must be a function without arguments, not 'build'"),
+    ({"checkpoint": 3}, "checkpoint must be a path or None, not 3"),
+    ({"bytes": "2MiB"}, "bytes must be an int, not '2MiB'"),
+    ({"priority": "high"}, "priority must be an int, not 'high'"),
+    ({"pinned": 1}, "pinned must be True or False, not 1"),
+]
+
+
 def test_bad_input_is_an_error_before_anything_changes(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="budget_bytes must be positive"):
         ModelHost(0)
@@ -519,8 +558,16 @@ def test_bad_input_is_an_error_before_anything_changes(tmp_path: Path) -> None:
         ModelHost(1, patience=0)
     with pytest.raises(ValueError, match="no device"):
         ModelHost(1, device=99)
+    for options, message in WRONG_HOSTS:
+        with pytest.raises(TypeError, match=message):
+            ModelHost(**{"budget_bytes": MODEL, **options})
+    with pytest.raises(ValueError, match="busy_seconds must be 0 or more"):
+        ModelHost(MODEL, busy_seconds=-1)
     host = ModelHost(MODEL)
     host.add("a", lambda: Model(0))
+    for options, message in WRONG_MODELS:
+        with pytest.raises(TypeError, match=message):
+            host.add(**{"name": "b", "build_fn": lambda: Model(0), **options})
     for name in ("", "a", "a/b"):
         with pytest.raises(ValueError, match="a name of its own"):
             host.add(name, lambda: Model(0))

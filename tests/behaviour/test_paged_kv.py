@@ -393,6 +393,13 @@ def test_a_sleep_of_another_thread_waits_for_a_resize() -> None:
         ({"blocks": 0}, ValueError, "blocks must be positive"),
         ({"layers": -1}, ValueError, "layers must be positive"),
         ({"block_size": 1.5}, TypeError, "block_size must be an int"),
+        ({"blocks": "9"}, TypeError, "blocks must be an int, not '9'"),
+        ({"layers": True}, TypeError, "layers must be an int, not True"),
+        ({"chunk_bytes": "2MiB"}, TypeError, "chunk_bytes must be an int, not '2MiB'"),
+        ({"chunk_bytes": 0}, ValueError, "chunk_bytes must be positive"),
+        ({"tag": 1}, TypeError, "a tag must be a string, not int"),
+        ({"on_sleep": 1}, TypeError, "on_sleep must be an OnSleep or a string"),
+        ({"device": 1.5}, TypeError, "device must be"),
         ({"blocks": 9, "max_blocks": 8}, ValueError, "at least blocks"),
         ({"chunk_bytes": 5}, ValueError, "multiple of 2 MiB"),
         ({"on_sleep": "dream"}, ValueError, "unknown on_sleep"),
@@ -404,6 +411,19 @@ def test_wrong_arguments_allocate_nothing(
 ) -> None:
     with pytest.raises(error, match=message):
         make_cache(**options)
+    assert cumem.stats().segment_bytes == 0
+
+
+def test_a_dtype_by_name_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"dtype must be a torch\.dtype, not 'float16'"):
+        cumem.PagedKVCache(
+            layers=1,
+            blocks=1,
+            block_size=1,
+            kv_heads=1,
+            head_dim=1,
+            dtype="float16",  # type: ignore[arg-type]
+        )
     assert cumem.stats().segment_bytes == 0
 
 

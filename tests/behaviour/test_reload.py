@@ -168,8 +168,13 @@ CHANGES = [touch, rewrite, cut, alter_header]
 def test_a_sleep_refuses_a_file_that_has_changed(
     path: Path, loaded: dict[str, torch.Tensor], change: object
 ) -> None:
+    assert cumem.plan_sleep().changed_files == ()
     change(path)  # type: ignore[operator]
     before = state()
+    plan = cumem.plan_sleep()
+    assert plan.changed_files == (str(path),)
+    assert f"a file that has changed: {str(path)!r}" in str(plan)
+    assert cumem.plan_sleep(offload_tags=[]).changed_files == ()  # the file is not needed
     with pytest.raises(cumem.CheckpointError, match=r"model\.safetensors.*changed"):
         cumem.sleep()
     assert state() == before

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 
 import pytest
 from serving_support import Engine, run
@@ -10,10 +11,18 @@ from serving_support import Engine, run
 import cumem
 from cumem.serving import RequestAbortedError, State
 
+UNCARRIED: tuple[type[BaseException], ...] = (
+    StopIteration,
+    asyncio.CancelledError,
+    concurrent.futures.CancelledError,
+    SystemExit,
+    KeyboardInterrupt,
+)
+
 
 def test_work_that_raises_what_no_future_can_carry_ends_its_own_request_only() -> None:
     async def test(engine: Engine) -> None:
-        for error in (StopIteration, asyncio.CancelledError):
+        for error in UNCARRIED:
 
             def work(error: type[BaseException] = error) -> None:
                 raise error

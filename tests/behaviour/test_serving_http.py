@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from functools import partial
 
 import pytest
 from serving_http import Client, over_http
@@ -126,6 +127,27 @@ def test_no_host_memory_is_507_and_nothing_is_lost() -> None:
         assert (answer.status_code, answer.json()["kind"]) == (507, "HostOutOfMemoryError")
         assert answer.json()["is_sleeping"] is False
         assert await client.engine.serve()
+
+    over_http(test)
+
+
+@pytest.mark.parametrize("lower", [False, True])
+def test_a_hook_that_raised_is_named_with_its_failure(
+    lower: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(*_segments: object) -> None:
+        raise OSError("the card is gone")
+
+    async def test(client: Client) -> None:
+        before = partial(client.engine.controller.before, "sleep")
+        registered = (cumem.on_before_unmap if lower else before)(refuse)
+        answer = await client.post("/sleep")
+        registered.remove()
+        assert (answer.status_code, answer.json()["is_sleeping"]) == (500, False)
+        assert "refuse" in answer.json()["error"]
+        assert "raised OSError: the card is gone. " in answer.json()["error"]
+        assert "Traceback" not in answer.text
+        assert 'raise OSError("the card is gone")' in caplog.text
 
     over_http(test)
 

@@ -95,5 +95,7 @@ def test_a_token_that_protects_nothing_is_refused(token: Any, error: type[Except
     async def test(engine: Engine) -> None:
         with pytest.raises(error):
             cumem.serving.router(engine.controller, token=token)
+        with pytest.raises(TypeError, match="controller must be a SleepController, not a Engine"):
+            cumem.serving.router(engine, token="secret")
 
     run(test)

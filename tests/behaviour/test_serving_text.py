@@ -107,6 +107,18 @@ def test_a_request_wakes_a_sleeping_engine(engine: TextEngine) -> None:
     over_http(engine, test, auto_wake=True)
 
 
+def test_weights_that_a_sleep_discarded_are_loaded_before_a_text_is_made(
+    engine: TextEngine,
+) -> None:
+    async def test(server: Server) -> None:
+        server.controller.restore(engine.restore)
+        before = (await server.generate(max_tokens=4)).json()
+        assert "weights" in (await server.controller.sleep(level=2)).tags
+        assert (await server.generate(max_tokens=4)).json() == before
+
+    over_http(engine, test, auto_wake=True)
+
+
 @pytest.mark.parametrize("stream", [True, False])
 def test_an_aborted_text_says_so(engine: TextEngine, stream: bool) -> None:
     step = engine.step
@@ -141,6 +153,16 @@ def test_an_aborted_text_says_so(engine: TextEngine, stream: bool) -> None:
         del engine.step  # type: ignore[attr-defined]
 
 
+def test_a_text_may_fill_the_cache_to_its_end(engine: TextEngine) -> None:
+    expected = engine.model.decode(list(engine.generate(encode_bytes(WORDS), 38)))
+
+    async def test(server: Server) -> None:
+        assert (await server.generate(max_tokens=38)).json() == {"text": expected}
+        assert (await server.generate()).json() == {"text": expected}  # as much as there is
+
+    over_http(engine, test)
+
+
 @pytest.mark.parametrize(
     ("body", "message"),
     [
@@ -148,6 +170,8 @@ def test_an_aborted_text_says_so(engine: TextEngine, stream: bool) -> None:
         ({"prompt": 3}, "prompt must be a text"),
         ({"prompt": "x" * 64}, "the prompt has 64 tokens"),
         ({"max_tokens": 0}, "max_tokens must be a whole number, 1 or more"),
+        ({"max_tokens": 39}, "after a prompt of 26 tokens the KV cache of 64 has room for 38"),
+        ({"max_tokens": 1 << 60}, "has room for 38"),
         ({"max_tokens": True}, "max_tokens must be a whole number"),
         ({"stream": "yes"}, "stream must be true or false"),
         ({"temperature": 1}, "unknown name 'temperature'; choices: "),
