@@ -13,14 +13,13 @@ import statistics
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import torch
 from controller_load import Load, LoadSettings, Outcome
 from machine import describe
 from processes import command_of, write_json
-from settings import GIB, count, size
+from settings import GIB, add_json, count, size
 from tables import EMULATED, milliseconds, text_table
 from workload import bytes_of, fill_random, llama_shapes
 
@@ -116,7 +115,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--clients", type=count, default=default.clients)
     parser.add_argument("--cycles", type=count, default=default.cycles)
     parser.add_argument("--gib", type=size, default=4.0, help="size of the weights")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="where results go")
+    add_json(parser)
     return parser
 
 

@@ -24,7 +24,7 @@ import torch
 from machine import describe, synchronize
 from processes import command_of, say, write_json
 from safetensors.torch import load_file, save_file
-from settings import GIB, count, size
+from settings import GIB, add_json, count, size
 from tables import EMULATED
 
 import cumem
@@ -230,7 +230,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--restart", action="store_true", help="also start processes anew")
     parser.add_argument("--folder", type=Path, help="where checkpoints are written meanwhile")
     parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="where results go")
+    add_json(parser)
     return parser
 
 

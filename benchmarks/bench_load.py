@@ -19,7 +19,7 @@ from typing import Any
 
 from load_files import write_model
 from processes import command_of, say, write_json
-from settings import GIB, count, size
+from settings import GIB, add_json, count, size
 from tables import EMULATED, text_table
 
 LIBRARIES = ("cumem", "safetensors", "fastsafetensors", "runai")
@@ -89,7 +89,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--loads", type=count, default=3, help="loads in each process")
     parser.add_argument("--folder", type=Path, default=Path("/dev/shm"), help="for the file")
     parser.add_argument("--libraries", nargs="+", choices=LIBRARIES, default=list(LIBRARIES))
-    parser.add_argument("--json", type=Path, metavar="FILE", help="where results go")
+    add_json(parser)
     asked = parser.parse_args(words)
     with tempfile.TemporaryDirectory(dir=asked.folder, prefix="bench_load-") as name:
         folder = Path(name)

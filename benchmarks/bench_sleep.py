@@ -11,9 +11,8 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from libraries import ADAPTERS, OURS
-from plot import need_matplotlib, save_plot
-from processes import Runner, command_of, pretouch, schedule, write_json
+from comparison import Comparison, add_libraries
+from processes import Runner, pretouch, schedule
 from settings import (
     PEER_SCENARIOS,
     SleepSettings,
@@ -23,9 +22,7 @@ from settings import (
     percents,
     size,
 )
-from summary import summarise
-from tables import rows_table
-from targets import SLEEP_TARGETS, as_records, judged, targets_table
+from targets import SLEEP_TARGETS
 
 _SCENARIOS = ("later", "first", "prepared", "many", "kv", "both")
 _DEFAULT = ("later", "first", "prepared", "many", "kv")
@@ -33,35 +30,12 @@ _DEFAULT = ("later", "first", "prepared", "many", "kv")
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the benchmark; returns the exit status."""
-    words = list(sys.argv[1:] if arguments is None else arguments)
-    asked = _parser().parse_args(words)
-    if asked.plot is not None:
-        need_matplotlib()
-    pretouch(asked.pretouch)
-    runner = _measure(asked)
-    results = {name: summarise(found) for name, found in runner.measured.items()}
-    for result in results.values():
-        print(rows_table(result), end="\n\n")
-    for name, why in runner.missing.items():
-        print(f"{name}: {why}", end="\n\n")
-    verdicts = judged(SLEEP_TARGETS, results[OURS]) if OURS in results else []
-    if verdicts:
-        print(targets_table(verdicts))
-    record = {
-        "benchmark": "sleep",
-        "command": command_of("bench_sleep.py", words),
-        "results": results,
-        "missing": runner.missing,
-        "targets": as_records(verdicts),
-    }
-    write_json(asked.json, record)
-    if asked.plot is not None and results:
-        save_plot([record], asked.plot)
-    return runner.status
+    return Comparison("sleep", SLEEP_TARGETS).run(_parser(), _measure, arguments)
 
 
 def _measure(asked: argparse.Namespace) -> Runner:
     """Every library in every scenario, in fresh processes one after the other."""
+    pretouch(asked.pretouch)
     plan = list(schedule(asked.adapters, _processes(asked), asked.peer_scenarios))
     runner = Runner("worker.py", len(plan))
     for scenario, adapter in plan:
@@ -92,9 +66,6 @@ def _parser() -> argparse.ArgumentParser:
         "--many", type=count, default=default.many, metavar="N", help="how many small tensors"
     )
     parser.add_argument(
-        "--processes", type=count, default=3, help="fresh processes: samples of the first rows"
-    )
-    parser.add_argument(
         "--changed",
         type=percents,
         default=default.changed,
@@ -108,7 +79,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="GIB",
         help="host memory to touch and free before anything is measured",
     )
-    parser.add_argument("--adapters", nargs="+", choices=sorted(ADAPTERS), default=[OURS])
+    add_libraries(parser, processes=3)
     parser.add_argument("--scenarios", nargs="+", choices=_SCENARIOS, default=list(_DEFAULT))
     parser.add_argument(
         "--peer-scenarios",

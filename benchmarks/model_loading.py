@@ -20,7 +20,7 @@ import torch
 from machine import describe, synchronize
 from processes import command_of, say, write_json
 from qwen import EXTRA_ROW, PUBLISHED, PUBLISHED_PAYLOAD, SIZES, write_checkpoint
-from settings import MIB
+from settings import MIB, add_json
 from tables import EMULATED, text_table
 
 import cumem
@@ -54,7 +54,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--size", choices=sorted(SIZES), default="2b", help="which architecture")
     parser.add_argument("--folder", help="where the checkpoint is written (default: TMPDIR)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there")
+    add_json(parser)
     return parser
 
 

@@ -25,7 +25,7 @@ import workload
 from adapters import WEIGHTS
 from machine import describe, synchronize
 from processes import command_of, say, write_json
-from settings import FILL_NAMES, GIB, percent, size
+from settings import FILL_NAMES, GIB, add_json, percent, size
 from tables import EMULATED, text_table
 from torch.profiler import ProfilerActivity, profile, record_function
 
@@ -199,7 +199,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--fill", choices=FILL_NAMES, default="random")
     parser.add_argument("--rest", type=size, default=0.5, metavar="SECONDS")
     parser.add_argument("--trace", type=Path, metavar="FOLDER", help="keep the traces there")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="where results go")
+    add_json(parser)
     return parser
 
 

@@ -111,6 +111,10 @@ def add_common(parser: argparse.ArgumentParser, default: SleepSettings | SwitchS
 
 
 def add_outputs(parser: argparse.ArgumentParser) -> None:
-    """Where results go."""
-    parser.add_argument("--json", type=Path, metavar="FILE", help="where results go")
+    """Where results go, of a benchmark whose rows can be drawn."""
+    add_json(parser)
     parser.add_argument("--plot", type=Path, metavar="FILE", help="a picture; needs matplotlib")
+
+
+def add_json(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", type=Path, metavar="FILE", help="where results go")

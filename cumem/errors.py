@@ -79,7 +79,9 @@ def forked(operation: str) -> DriverError:
     return DriverError(f"{operation}: {_FORKED}")
 
 
-def from_status(error: _C.StatusError, operation: str, left: str, kind: str = "cuda") -> CumemError:
+def from_status(
+    error: _C.StatusError, operation: str, left: str, kind: str = "cuda", *, changed: str = _CHANGED
+) -> CumemError:
     """The public error for what the core reports.
 
     Args:
@@ -87,6 +89,8 @@ def from_status(error: _C.StatusError, operation: str, left: str, kind: str = "c
         operation: the call the user made, as text: ``wake_up("kv_cache")``.
         left: what is left and what to do, as whole sentences.
         kind: what torch calls the devices.
+        changed: as ``left``, for a file that is not what it was when its contents were
+            loaded. A load says ``left`` again: it has nothing yet to put back.
     """
     where = f" on {kind}:{error.device}" if error.device >= 0 else ""
     if error.fault == "dead_context":
@@ -101,7 +105,8 @@ def from_status(error: _C.StatusError, operation: str, left: str, kind: str = "c
         needed = f"no room for {size(error.bytes)} of host memory ({error.call}{_why(error)})"
         return HostOutOfMemoryError(f"{operation}: {needed}; {size(error.free_bytes)} free. {left}")
     if error.fault in ("source", "disk"):
-        return _file_error(error, operation, left)
+        differs = error.fault == "source" and not error.error
+        return _file_error(error, operation, changed if differs else left)
     if error.fault == "integrity":
         at = f"{error.call} at {error.address:#x}{where}"
         return IntegrityError(f"{operation}: {at} is not what was put to sleep. {_DAMAGED}")
@@ -112,9 +117,7 @@ def _file_error(error: _C.StatusError, operation: str, left: str) -> CumemError:
     """For a file that cannot be read or written, or is not what it was."""
     reason = f"{error.call} failed ({os.strerror(error.error)})" if error.error else error.call
     amount = f", {size(error.bytes)} were wanted" if error.bytes and error.error else ""
-    loading = operation.startswith("load_file(")  # there is nothing yet to put back
-    changed = error.fault == "source" and not error.error and not loading
-    text = f"{operation}: {error.path}: {reason}{amount}. {_CHANGED if changed else left}"
+    text = f"{operation}: {error.path}: {reason}{amount}. {left}"
     if error.fault == "source":
         return CheckpointError(text)
     failure = StorageError(text)
@@ -137,9 +140,11 @@ def _memory(error: _C.StatusError, where: str) -> str:
 
 
 @contextmanager
-def translated(operation: str, left: str, kind: str = "cuda") -> Iterator[None]:
-    """Turns what the core raises inside the block into the public error."""
+def translated(
+    operation: str, left: str, kind: str = "cuda", *, changed: str = _CHANGED
+) -> Iterator[None]:
+    """Turns what the core raises inside the block into the public error: :func:`from_status`."""
     try:
         yield
     except _C.StatusError as error:
-        raise from_status(error, operation, left, kind) from error
+        raise from_status(error, operation, left, kind, changed=changed) from error

@@ -79,7 +79,8 @@ def load_file(
     segments: list[OwnedSegment | None] = []
     addresses: list[int] = []  # told to others until the first contents are there
     try:
-        with translated(f"load_file({str(path_or_dir)!r})", _LEFT, _owned.kind(runtime)):
+        operation = f"load_file({str(path_or_dir)!r})"
+        with translated(operation, _LEFT, _owned.kind(runtime), changed=_LEFT):
             for shard in shards:
                 segments.append(_reserve(runtime, entry, shard, addresses))
             _fill(runtime, entry, addresses, sum(shard.bytes for shard in shards))

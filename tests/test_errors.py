@@ -87,6 +87,18 @@ def test_a_dead_context_and_a_fork_say_what_to_do() -> None:
     assert "spawn" in str(from_status(status("forked"), "sleep()", ""))
 
 
+def test_a_changed_file_is_to_be_put_back_unless_the_caller_says_otherwise() -> None:
+    error = status("source", path="model.safetensors", error=0)
+    assert "Put the file back" in str(from_status(error, "wake_up()", "Nothing was woken."))
+    with (
+        pytest.raises(cumem.CheckpointError, match=r"model\.safetensors: cuMemCreate\. Nothing\.$"),
+        translated("load_file('x')", "Nothing was read.", changed="Nothing."),
+    ):
+        raise error
+    unreadable = from_status(status("source", path="m", error=5), "load_file('x')", "Left.")
+    assert str(unreadable).endswith("Left.")
+
+
 def test_the_cause_is_kept() -> None:
     cause = status("driver")
     with pytest.raises(cumem.DriverError) as caught, translated("sleep()", "Nothing was changed."):

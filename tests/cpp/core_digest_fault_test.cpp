@@ -1,16 +1,14 @@
 // Does a digester that fails, or fails to load, leave everything as it was?
 
+#include "failures.h"
 #include "warm_segment.h"
 
 namespace {
 
 using rig::DigestRig;
+using rig::fail_call;
 using rig::Rig;
 using rig::Warm;
-
-void fail(Rig& r, const char* call, long nth = 1, CUresult code = CUDA_ERROR_UNKNOWN) {
-  REQUIRE(r.computer.cu.cumem_emulator_fail(r.computer.machine, call, nth, code) == 0);
-}
 
 void expect_nothing_loaded(Rig& r) {
   const auto ledger = r.computer.ledger();
@@ -26,7 +24,7 @@ TEST(every_failure_to_load_a_digester_leaves_nothing_and_a_retry_succeeds) {
                            "cuEventCreate", "cuMemHostRegister", "cuCtxPushCurrent"}) {
     for (long nth = 1; nth <= (call == std::string("cuEventCreate") ? 2 : 1); ++nth) {
       Rig r;
-      fail(r, call, nth);
+      fail_call(r, call, nth);
       CHECK(!r.allocator->load_digester(0, rig::kDigestImage).ok());
       expect_nothing_loaded(r);
       {
@@ -74,7 +72,7 @@ TEST(every_failure_when_a_digester_goes_is_counted_and_stops_nothing_else) {
       Warm segment(kChunk, {{0, kChunk}}, r);
     }
     r.allocator->release_host();
-    fail(r, call);
+    fail_call(r, call);
     r.allocator.reset();
     CHECK_EQ(r.driver->ledger().refused.load(), std::uint64_t{1});
     CHECK(!r.computer.ledger().dead_contexts);
@@ -90,7 +88,7 @@ TEST(a_failure_in_each_batch_leaves_an_exact_state_and_a_retry_succeeds) {
       DigestRig r;
       Warm segment(kChunk, offsets, r);
       for (const std::size_t piece : {1, 600, 1029}) segment.change(piece * 1024);
-      fail(r, call, nth);
+      fail_call(r, call, nth);
       CHECK(!r.sleep({segment.plan()}).ok());
       CHECK(!r.asleep(segment.at));
       segment.expect_bytes();
@@ -106,7 +104,7 @@ TEST(memory_that_is_still_digested_is_not_freed) {
   DigestRig r;
   const CUdeviceptr at = r.make(8 * kChunk);
   r.computer.cu.cumem_emulator_set_latency(r.computer.machine, 30000);
-  fail(r, "cuEventSynchronize");
+  fail_call(r, "cuEventSynchronize");
   CHECK(!r.sleep({Rig::whole(at, 8 * kChunk)}).ok());
   r.allocator->free(at);
   CHECK_EQ(r.computer.ledger().dead_contexts, std::uint64_t{0});
@@ -117,7 +115,7 @@ TEST(memory_that_is_still_digested_is_not_freed) {
 TEST(a_context_that_dies_of_a_digest_is_told_apart) {
   DigestRig r;
   Warm segment(kChunk, {{0, kChunk}}, r);
-  fail(r, "cuEventSynchronize", 1, CUDA_ERROR_ILLEGAL_ADDRESS);
+  fail_call(r, "cuEventSynchronize", 1, CUDA_ERROR_ILLEGAL_ADDRESS);
   CHECK(r.sleep({segment.plan()}).fault == cumem::Fault::dead_context);
   CHECK(!r.asleep(segment.at));
   CHECK_EQ(segment.cycle(), kChunk);
@@ -128,7 +126,7 @@ TEST(a_refused_release_after_a_clean_skip_can_be_continued_or_undone) {
     DigestRig r;
     Warm segment(2 * kChunk, {{0, 2 * kChunk}}, r);
     segment.change(kChunk);
-    fail(r, "cuMemRelease", 2);
+    fail_call(r, "cuMemRelease", 2);
     CHECK(!r.sleep({segment.plan()}).ok());
     CHECK(r.asleep(segment.at));
     CHECK_EQ(r.info(segment.at).handles, std::size_t{1});
@@ -146,7 +144,7 @@ TEST(every_failure_in_a_wake_keeps_digests_true) {
     Warm segment(2 * kChunk, {{0, 2 * kChunk}}, r);
     segment.change(3);
     REQUIRE(r.sleep({segment.plan()}).ok());
-    fail(r, call);
+    fail_call(r, call);
     CHECK(!r.wake({segment.at}).ok());
     CHECK(r.asleep(segment.at));
     REQUIRE(r.wake({segment.at}).ok());

@@ -6,43 +6,12 @@
 #include <functional>
 
 #include "core_rig.h"
+#include "failures.h"
 
 namespace {
 
 using cumem::Status;
 using rig::Rig;
-
-// Every call of the table that an operation may make.
-// clang-format off
-const char* const kCalls[] = {
-    "cuCtxGetCurrent",
-    "cuCtxPopCurrent",
-    "cuCtxPushCurrent",
-    "cuCtxSynchronize",
-    "cuEventCreate",
-    "cuEventRecord",
-    "cuEventSynchronize",
-    "cuLaunchKernel",
-    "cuMemAddressFree",
-    "cuMemAddressReserve",
-    "cuMemCreate",
-    "cuMemGetInfo",
-    "cuMemHostRegister",
-    "cuMemHostUnregister",
-    "cuMemMap",
-    "cuMemRelease",
-    "cuMemSetAccess",
-    "cuMemUnmap",
-    "cuMemcpyDtoHAsync",
-    "cuMemcpyHtoDAsync",
-    "cuMemsetD8Async",
-    "cuStreamCreate",
-    "cuStreamDestroy",
-    "cuStreamIsCapturing",
-    "cuStreamSynchronize",
-    "cuThreadExchangeStreamCaptureMode",
-};
-// clang-format on
 
 constexpr std::size_t kBytes = 2 * kChunk;
 
@@ -87,42 +56,21 @@ struct Scene {
     CHECK_EQ(r.allocator->live_segments(), std::size_t{0});
     r.expect_empty();
   }
-  long calls(const char* call) {
-    return r.computer.cu.cumem_emulator_call_count(r.computer.machine, call);
-  }
-  void fail(const char* call, long nth) {
-    r.computer.cu.cumem_emulator_fail(r.computer.machine, call, nth, CUDA_ERROR_UNKNOWN);
-  }
-  void clear() { r.computer.cu.cumem_emulator_clear(r.computer.machine); }
 };
 
 using Step = std::function<void(Scene&)>;
 using After = std::function<void(Scene&, const char* call)>;
 
-// How often `operation` makes this call.
-long count_calls(const char* call, Digests digests, const Step& prepare, const Step& operation) {
-  Scene scene(digests);
-  prepare(scene);
-  const long before = scene.calls(call);
-  operation(scene);
-  return scene.calls(call) - before;
-}
-
-// Runs prepare, operation and after for every call, and every time that `operation`
-// makes it, with that one failing.
+// Of every call that `operation` makes after `prepare`.
 void for_every_failure(Digests digests, const Step& prepare, const Step& operation,
                        const After& after) {
-  for (const char* call : kCalls) {
-    const long made = count_calls(call, digests, prepare, operation);
-    for (long nth = 1; nth <= made; ++nth) {
-      Scene scene(digests);
-      prepare(scene);
-      scene.fail(call, nth);
-      operation(scene);
-      scene.clear();
-      after(scene, call);
-    }
-  }
+  rig::for_each_failure<Scene>(
+      [&] {
+        auto scene = std::make_unique<Scene>(digests);
+        prepare(*scene);
+        return scene;
+      },
+      operation, [&](Scene& scene, const char* call, long) { after(scene, call); });
 }
 
 void expect_a_good_retry(Scene& scene, const char* call) {
@@ -173,7 +121,7 @@ TEST(every_failure_before_the_first_unmap_of_a_sleep_changes_nothing) {
     const CUdeviceptr a = r.make(kBytes);
     const auto data = Rig::pattern(kBytes, 4);
     r.write(a, data);
-    r.computer.cu.cumem_emulator_fail(r.computer.machine, call, 1, CUDA_ERROR_UNKNOWN);
+    rig::fail_call(r, call);
     CHECK(!r.sleep({Rig::whole(a, kBytes)}).ok());
     CHECK(!r.asleep(a));
     CHECK(r.read(a, kBytes) == data);
@@ -238,7 +186,7 @@ TEST(every_failure_in_free_is_counted_and_harms_nobody) {
 TEST(a_refused_unmap_can_be_continued_with_sleep_or_undone_with_wake) {
   for (bool with_wake : {false, true}) {
     Scene scene;
-    scene.fail("cuMemUnmap", 2);  // all chunks of the second segment
+    rig::fail_call(scene.r, "cuMemUnmap", 2);  // all chunks of the second segment
     CHECK(!scene.sleep().ok());
     CHECK(scene.r.asleep(scene.a));
     CHECK(!scene.r.asleep(scene.b));
@@ -253,7 +201,7 @@ TEST(a_refused_unmap_can_be_continued_with_sleep_or_undone_with_wake) {
 TEST(a_refused_release_can_be_continued_with_sleep_or_undone_with_wake) {
   for (bool with_wake : {false, true}) {
     Scene scene;
-    scene.fail("cuMemRelease", 2);  // the second chunk of the first segment
+    rig::fail_call(scene.r, "cuMemRelease", 2);  // the second chunk of the first segment
     CHECK(!scene.sleep().ok());
     CHECK(scene.r.asleep(scene.a));
     CHECK_EQ(scene.r.info(scene.a).mapped_bytes, std::size_t{0});
@@ -268,7 +216,7 @@ TEST(a_refused_release_can_be_continued_with_sleep_or_undone_with_wake) {
 
 TEST(a_refused_first_unmap_leaves_the_segment_awake) {
   Scene scene;
-  scene.fail("cuMemUnmap", 1);
+  rig::fail_call(scene.r, "cuMemUnmap");
   CHECK(!scene.sleep().ok());
   CHECK(!scene.r.asleep(scene.a) && !scene.r.asleep(scene.b));
   scene.expect_bytes();

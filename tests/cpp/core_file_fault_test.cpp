@@ -9,19 +9,13 @@
 #include <functional>
 
 #include "core_rig.h"
+#include "failures.h"
 
 namespace {
 
 using cumem::Status;
 using cumem::Store;
 using rig::Rig;
-
-// What moving files calls beside what core_fault_test.cpp has every failure of.
-const char* const kCalls[] = {"cuCtxPopCurrent",   "cuCtxPushCurrent", "cuCtxSynchronize",
-                              "cuEventCreate",     "cuEventRecord",    "cuEventSynchronize",
-                              "cuLaunchKernel",    "cuMemCreate",      "cuMemHostRegister",
-                              "cuMemMap",          "cuMemSetAccess",   "cuMemcpyDtoHAsync",
-                              "cuMemcpyHtoDAsync", "cuStreamCreate",   "cuStreamSynchronize"};
 
 constexpr std::size_t kBytes = 2 * kChunk;
 constexpr std::size_t kHeader = 100;
@@ -89,35 +83,23 @@ struct Scene {
     CHECK_EQ(r.allocator->host().usage().used_bytes, std::size_t{0});
     r.expect_empty();
   }
-  long calls(const char* call) {
-    return r.computer.cu.cumem_emulator_call_count(r.computer.machine, call);
-  }
 };
 
 using Step = std::function<void(Scene&)>;
 
 void for_every_failure(const Step& prepare, const Step& operation, const Step& after) {
-  for (const char* call : kCalls) {
-    long made = 0;
-    {
-      Scene scene;
-      prepare(scene);
-      made = -scene.calls(call);
-      operation(scene);
-      made += scene.calls(call);
-    }
-    for (long nth = 1; nth <= made; ++nth) {
-      Scene scene;
-      prepare(scene);
-      scene.r.computer.cu.cumem_emulator_fail(scene.r.computer.machine, call, nth,
-                                              CUDA_ERROR_UNKNOWN);
-      operation(scene);
-      scene.r.computer.cu.cumem_emulator_clear(scene.r.computer.machine);
-      const Status status = scene.r.allocator->verify();
-      if (!status.ok()) check::expect(false, __FILE__, __LINE__, call);
-      after(scene);
-    }
-  }
+  rig::for_each_failure<Scene>(
+      [&] {
+        auto scene = std::make_unique<Scene>();
+        prepare(*scene);
+        return scene;
+      },
+      operation,
+      [&](Scene& scene, const char* call, long) {
+        const Status status = scene.r.allocator->verify();
+        if (!status.ok()) check::expect(false, __FILE__, __LINE__, call);
+        after(scene);
+      });
 }
 
 TEST(every_failure_in_a_load_leaves_it_asleep_and_a_retry_succeeds) {

@@ -3,6 +3,7 @@
 #include <memory>
 #include <vector>
 
+#include "failures.h"
 #include "models.h"
 
 namespace {

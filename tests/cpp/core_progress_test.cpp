@@ -4,6 +4,7 @@
 #include <chrono>
 #include <thread>
 
+#include "failures.h"
 #include "models.h"
 
 namespace {

@@ -1,6 +1,7 @@
 // Do segments grow and shrink where they are, whatever fails on the way?
 
 #include "core_rig.h"
+#include "failures.h"
 
 namespace {
 
@@ -172,11 +173,10 @@ void fail_each_call_of(std::size_t target, bool all_or_nothing) {
                            "cuMemRelease", "cuCtxSynchronize", "cuCtxPushCurrent"}) {
     for (long nth = 1;; ++nth) {
       Growing g;
-      const long before = g.r.computer.cu.cumem_emulator_call_count(g.r.computer.machine, call);
-      g.r.computer.cu.cumem_emulator_fail(g.r.computer.machine, call, nth, CUDA_ERROR_UNKNOWN);
+      const long before = rig::calls_of(g.r, call);
+      rig::fail_call(g.r, call, nth);
       const Status status = g.resize(target);
-      const long made =
-          g.r.computer.cu.cumem_emulator_call_count(g.r.computer.machine, call) - before;
+      const long made = rig::calls_of(g.r, call) - before;
       g.r.computer.cu.cumem_emulator_clear(g.r.computer.machine);
       CHECK(g.r.allocator->verify().ok());
       g.expect_contents(std::min(target, 2 * kChunk));

@@ -1,4 +1,5 @@
 // Does every failure during a switch leave an exact state that goes on either way?
+#include "failures.h"
 #include "models.h"
 
 namespace {

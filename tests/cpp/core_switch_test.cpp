@@ -3,6 +3,7 @@
 #include <chrono>
 #include <thread>
 
+#include "failures.h"
 #include "models.h"
 
 namespace {

@@ -3,6 +3,7 @@
 #include <cstdio>
 #include <functional>
 
+#include "failures.h"
 #include "models.h"
 #include "warm_segment.h"
 

@@ -19,7 +19,9 @@ SOAK = "tests/reliability/test_soak.py"
 PLAN = "tests/reliability/test_plan_and_prepare.py"
 MACHINE = "tests/reliability/test_state_machine.py::test_no_program_loses_a_byte"
 TAGS = "tests/behaviour/test_tags.py"
+CONTENTS = "tests/behaviour/test_tags_contents.py"
 SCOPES = "tests/behaviour/test_scopes.py"
+POOLS = "tests/behaviour/test_scope_pools.py"
 FAILURES = "tests/behaviour/test_failures.py"
 SHORTAGE = "tests/behaviour/test_shortage.py"
 BUSY = "tests/behaviour/test_busy.py"
@@ -79,18 +81,18 @@ COVERED: dict[str, tuple[str, ...]] = {
     "B4": (f"{A_B}::test_a_sleep_waits_once_for_the_device_and_not_for_each_segment",),
     "B5": (f"{A_B}::test_every_byte_is_there_for_others_as_soon_as_a_sleep_returns",),
     "C1": (
-        f"{TAGS}::test_a_module_reloads_after_level_2_around_what_it_keeps",
+        f"{CONTENTS}::test_a_module_reloads_after_level_2_around_what_it_keeps",
         f"{C}::test_kept_tables_scales_and_adapters_survive_a_full_discard",
     ),
     "C2": (
         f"{C}::test_a_reload_after_a_full_discard_restores_all_but_what_is_listed",
-        f"{TAGS}::test_a_wake_says_in_words_what_is_undefined",
+        f"{CONTENTS}::test_a_wake_says_in_words_what_is_undefined",
     ),
     "C3": (f"{C}::test_what_a_reload_does_not_bring_is_listed_before_it_is_lost",),
     "C4": (f"{C}::test_a_scale_of_four_bytes_comes_back_exactly",),
     "C5": (
         f"{C}::test_discarded_memory_is_filled_as_asked_every_time",
-        f"{TAGS}::test_poison_is_not_a_number_in_floating_point",
+        f"{CONTENTS}::test_poison_is_not_a_number_in_floating_point",
     ),
     "C6": (f"{TAGS}::test_a_cached_block_of_one_tag_is_never_given_to_another",),
     "C7": (f"{C}::test_small_tensors_of_two_policies_never_share_a_segment",),
@@ -99,7 +101,7 @@ COVERED: dict[str, tuple[str, ...]] = {
     "C10": (f"{C}::test_kept_tables_scales_and_adapters_survive_a_full_discard",),
     "C11": (f"{C}::test_what_a_reload_does_not_bring_is_listed_before_it_is_lost",),
     "C12": (f"{SOAK}::test_memory_that_others_dirtied_never_shows", MACHINE),
-    "C14": (f"{TAGS}::test_kept_contents_survive_every_sleep",),
+    "C14": (f"{CONTENTS}::test_kept_contents_survive_every_sleep",),
     "C15": (
         f"{HOOKS}::test_hooks_are_called_once_a_call_in_the_order_of_their_registration",
         f"{HOOKS}::test_contents_are_valid_for_every_tag_when_the_after_hooks_run",
@@ -109,7 +111,7 @@ COVERED: dict[str, tuple[str, ...]] = {
     ),
     "C18": (f"{C}::test_level_1_needs_no_list_at_all",),
     "D2": (f"{D_E}::test_every_way_of_entering_a_scope_captures",),
-    "D3": (f"{SCOPES}::test_the_whole_segment_of_a_pool_entered_inside_a_capture_is_live",),
+    "D3": (f"{POOLS}::test_the_whole_segment_of_a_pool_entered_inside_a_capture_is_live",),
     "D4": (f"{D_E}::test_memory_of_others_is_told_apart_from_ours",),
     "D5": (
         f"{D_E}::test_cycles_lose_no_granule_and_no_handle",
@@ -167,7 +169,7 @@ COVERED: dict[str, tuple[str, ...]] = {
     "G3": (f"{F_L}::test_a_device_that_is_full_says_nothing_about_its_features",),
     "G5": (f"{F_L}::test_a_kind_of_handle_that_is_offered_and_refused_is_done_without",),
     "G6": (f"{F_L}::test_an_allocation_registers_nothing_and_waits_for_nothing",),
-    "H3": (f"{SCOPES}::test_the_whole_segment_of_a_pool_entered_inside_a_capture_is_live",),
+    "H3": (f"{POOLS}::test_the_whole_segment_of_a_pool_entered_inside_a_capture_is_live",),
     "I1": (f"{A_B}::test_every_byte_is_there_for_others_as_soon_as_a_sleep_returns",),
     "I2": (f"{F_L}::test_every_cycle_works_with_memory_that_cannot_be_pinned",),
     "I3": (f"{F_L}::test_no_sleep_and_no_wake_asks_nvml",),
