@@ -112,7 +112,8 @@ def _file_error(error: _C.StatusError, operation: str, left: str) -> CumemError:
     """For a file that cannot be read or written, or is not what it was."""
     reason = f"{error.call} failed ({os.strerror(error.error)})" if error.error else error.call
     amount = f", {size(error.bytes)} were wanted" if error.bytes and error.error else ""
-    loading = operation.startswith("load_file(")  # there is nothing yet to put back
+    # There is nothing to put back, or nothing that was there before.
+    loading = operation.startswith(("load_file(", "load_into", "restore_snapshot"))
     changed = error.fault == "source" and not error.error and not loading
     text = f"{operation}: {error.path}: {reason}{amount}. {_CHANGED if changed else left}"
     if error.fault == "source":

@@ -111,7 +111,8 @@ def restore_snapshot(
         CheckpointError: no snapshot, a damaged or truncated one, or one of another version
             or of another module; all differences, or all tensors whose bytes are not what
             was saved, are in the message. Nothing was written, unless the message says what
-            was: a file that fails while it is read for the module.
+            was: a file that fails or changes while it is read for the module.
+        DriverError: the driver refused; what was written is in the message.
         AsleepError: some memory is asleep. BusyError: a capture is under way.
         ValueError: a name that is there twice. TypeError: a wrong type. Nothing was written.
     """
