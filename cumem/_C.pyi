@@ -239,6 +239,7 @@ class MemoryView:  # a buffer of host memory, and an array to who reads __cuda_a
 
 class File:
     def __init__(self, descriptor: int, path: str, header_bytes: int) -> None: ...
+    def read_into(self, allocator: Allocator, parts: Sequence[tuple[int, int, int]]) -> None: ...
 
 class Memory:
     @staticmethod

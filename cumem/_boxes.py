@@ -43,6 +43,17 @@ def pieces(shape: Sequence[int], most: int) -> Iterator[Box]:
             yield (slice(row, row + 1), *inner)
 
 
+def is_run(box: Box, shape: Sequence[int]) -> bool:
+    """Do its elements lie one after the other in row-major order, as a piece's do?"""
+    inner = False  # below an axis of which the box has more than one element
+    for part, length in zip(box, shape, strict=True):
+        count = part.stop - part.start
+        if inner and count != length:
+            return False
+        inner = inner or count > 1
+    return True
+
+
 def first_element(piece: Box, shape: Sequence[int]) -> int:
     """How many elements of ``shape`` come before the piece, in row-major order."""
     at = 0

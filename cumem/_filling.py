@@ -1,11 +1,12 @@
 """How do the tensors of a checkpoint get to their destinations?
 
-Each byte of a file is read once, in order, and goes to every destination that wants it.
+File by file. First whatever takes the bytes as they are, in one stream; then the others, of
+which each byte is read once, in order, and goes to every destination that wants it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
 
@@ -18,19 +19,30 @@ from cumem._declared import mark_dirty
 from cumem._destinations import Destination
 from cumem._dtypes import torch_shape
 from cumem._held import held, wait_for_devices
+from cumem._progress import shown
 from cumem._safetensors import Header, TensorEntry, fault
 from cumem._staging import Staging
+from cumem._streaming import FilePlan, Targets, plan, stream
 from cumem._tensor_file import TensorFile, dtype_of, opened
 
 _NOTHING = "Nothing was loaded."
 
 
 class _Progress:
-    """How many tensors are written, for the message of a failure."""
+    """How far it is: tensors, for the message of a failure, and bytes, for who waits."""
 
     def __init__(self, total: int) -> None:
         self.done = 0
         self.total = total
+        self.bytes = 0  # but for those that the core counts
+        self._streamed = self._counted()
+
+    def moved(self) -> int:
+        return self.bytes + self._counted() - self._streamed
+
+    def _counted(self) -> int:
+        runtime = _runtime.if_started()
+        return 0 if runtime is None else runtime.allocator.file_bytes()
 
     def left(self) -> str:
         return (
@@ -39,15 +51,14 @@ class _Progress:
         )
 
 
-def fill(
-    checkpoint: Checkpoint, targets: Mapping[str, Sequence[Destination]], operation: str
-) -> None:
+def fill(checkpoint: Checkpoint, targets: Targets, operation: str) -> None:
     """Copies every tensor that has destinations.
 
     pre: everything fits.
 
     Raises:
-        CheckpointError: a file cannot be read; says what was written by then.
+        CheckpointError: a file cannot be read, or was changed; says what was written by then.
+        DriverError: the driver refused; says the same.
         AsleepError, BusyError, DeviceOutOfMemoryError: nothing was written.
     """
     views = {name: [part.view for part in parts] for name, parts in targets.items()}
@@ -55,12 +66,34 @@ def fill(
     staging.prepare(view for parts in views.values() for view in parts)
     with held(views, operation), plain_tensors():
         mark_dirty(list(views.values()))
-        for file in checkpoint.files:
-            with opened(file, progress.left) as source:
-                for entry in (file.tensors[name] for name in file.tensors if name in targets):
-                    _fill_one(source, entry, targets[entry.name], staging)
-                    progress.done += 1
+        plans = [plan(file, targets) for file in checkpoint.files]
+        with shown(sum(planned.bytes for planned in plans), progress.moved):
+            for planned in plans:
+                _fill_from(planned, operation, staging, progress)
         wait_for_devices([view for parts in views.values() for view in parts])
+
+
+def _fill_from(planned: FilePlan, operation: str, staging: Staging, progress: _Progress) -> None:
+    others = planned.others
+    if planned.parts:
+        _count_writes(planned.targets)
+        if not stream(planned, operation, progress.left()):
+            others = planned.targets
+    progress.done += len(planned.targets) - len(others)
+    if not others:
+        return
+    with opened(planned.file, progress.left) as source:
+        for name, parts in others.items():
+            entry = planned.file.tensors[name]
+            _fill_one(source, entry, parts, staging)
+            progress.done += 1
+            progress.bytes += entry.bytes
+
+
+def _count_writes(targets: Targets) -> None:
+    """Autograd is to notice writes that torch does not see, as it does those of a copy."""
+    for part in (part for parts in targets.values() for part in parts):
+        torch.autograd.graph.increment_version(part.view)
 
 
 @contextmanager

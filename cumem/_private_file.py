@@ -42,6 +42,16 @@ class PrivateFile:
         while len(rest):
             rest = rest[os.write(self._descriptor, rest) :]
 
+    def rewrite(self, data: bytes) -> None:
+        """Puts ``data`` over the first bytes of what was written.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        done = 0
+        while done < len(data):
+            done += os.pwrite(self._descriptor, data[done:], done)
+
 
 @contextmanager
 def replacing(path: Path) -> Iterator[PrivateFile]:

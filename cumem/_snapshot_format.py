@@ -2,8 +2,9 @@
 
 A safetensors file that any reader of the format can open: each tensor by its name,
 row-major, with its shape and type. The notes of the file say the rest: that it is a
-snapshot and of which version, which names share a tensor, and which tensors do not lie
-row-major in memory.
+snapshot and of which version, which names share a tensor, which tensors do not lie
+row-major in memory, and the digest of each tensor's bytes in the file. (Version 1 had no
+digests.)
 """
 
 from __future__ import annotations
@@ -18,9 +19,11 @@ import torch
 from cumem._coverage import has_memory, place_of
 from cumem._dtypes import file_dtype, file_shape
 from cumem._safetensors import Header, brief, fault, parse_object
+from cumem._snapshot_digests import ALGORITHM, DIGITS
 
 _KEY = "cumem_snapshot"
-_VERSION = 1
+_VERSION = 2
+_WITHOUT_DIGESTS = 1
 _ALIGNMENT = 8  # of the payload, as the format's own library has it
 
 
@@ -34,12 +37,14 @@ class Notes:
             its tensor with.
         strides: in elements, of the tensors that are not row-major.
         extra: names of tensors that are not the module's.
+        digests: of each tensor in the file, as hexadecimal digits; None: not known.
     """
 
     module: str
     ties: Mapping[str, str]
     strides: Mapping[str, tuple[int, ...]]
     extra: tuple[str, ...]
+    digests: Mapping[str, str] | None = None
 
     def to_metadata(self) -> dict[str, str]:
         body = {
@@ -48,6 +53,7 @@ class Notes:
             "ties": dict(self.ties),
             "strides": {name: list(strides) for name, strides in self.strides.items()},
             "extra": list(self.extra),
+            ALGORITHM: dict(self.digests or {}),
         }
         return {_KEY: json.dumps(body)}
 
@@ -62,13 +68,15 @@ class Notes:
         if text is None:
             raise fault(header.path, "it is not a snapshot: use load_into for a checkpoint")
         body = parse_object(header.path, text.encode(), "snapshot notes")
-        if body.get("version") != _VERSION:
-            found = brief(body.get("version"))
-            raise fault(header.path, f"its snapshot version is {found}, not {_VERSION}")
+        version = body.get("version")
+        if version not in (_WITHOUT_DIGESTS, _VERSION):
+            known = f"{_WITHOUT_DIGESTS} or {_VERSION}"
+            raise fault(header.path, f"its snapshot version is {brief(version)}, not {known}")
         if not _is_body(body):
             raise fault(header.path, "its snapshot notes are not what a snapshot has")
         strides = {name: tuple(numbers) for name, numbers in body["strides"].items()}
-        notes = cls(body["module"], body["ties"], strides, tuple(body["extra"]))
+        digests = None if version == _WITHOUT_DIGESTS else _digests(header, body)
+        notes = cls(body["module"], body["ties"], strides, tuple(body["extra"]), digests)
         for tied, name in notes.ties.items():
             if name not in header.tensors or tied in header.tensors:
                 raise fault(header.path, f"its notes tie {brief(tied)} to {brief(name)} wrongly")
@@ -86,6 +94,16 @@ def _is_body(body: dict[str, Any]) -> bool:
         and isinstance(extra, list)
         and all(isinstance(name, str) for name in extra)
     )
+
+
+def _digests(header: Header, body: dict[str, Any]) -> dict[str, str]:
+    """One for each tensor of the file, or it is no snapshot."""
+    digests = body.get(ALGORITHM)
+    if not isinstance(digests, dict) or digests.keys() != header.tensors.keys():
+        raise fault(header.path, f"its snapshot notes have not one {ALGORITHM} for each tensor")
+    if not all(isinstance(text, str) and len(text) == DIGITS for text in digests.values()):
+        raise fault(header.path, f"its snapshot notes have a {ALGORITHM} that is none")
+    return digests
 
 
 def _are_strides(value: Any) -> bool:

@@ -34,10 +34,15 @@ class TensorFile:
         dtype = dtype_of(entry)
         shape = shape_of(piece)
         start = entry.begin + first_element(piece, torch_shape(entry)) * dtype.itemsize
-        self._fill(staging.memory[: math.prod(shape) * dtype.itemsize], start)
+        self.read_bytes(staging.memory[: math.prod(shape) * dtype.itemsize], start)
         return staging.piece(dtype, shape)
 
-    def _fill(self, memory: memoryview, start: int) -> None:
+    def read_bytes(self, memory: memoryview, start: int) -> None:
+        """Fills ``memory`` with the file's bytes from ``start`` on; any thread may.
+
+        Raises:
+            OSError: the file cannot be read, or ends early.
+        """
         done = 0
         while done < len(memory):
             count = os.preadv(self._descriptor, [memory[done:]], start + done)

@@ -8,12 +8,7 @@ file is in csrc/core/source.h.
 
 from __future__ import annotations
 
-import hashlib
-import importlib
-import os
-import threading
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -23,7 +18,9 @@ from cumem import _C, _declared, _loading, _owned, _registry, _runtime, _snapsho
 from cumem._checkpoint import Checkpoint, read_checkpoint
 from cumem._devices import DeviceLike
 from cumem._dtypes import torch_dtype, torch_shape
+from cumem._held_file import held_file
 from cumem._owned import OwnedSegment
+from cumem._progress import shown
 from cumem._registry import PoolEntry
 from cumem._runtime import Runtime
 from cumem._safetensors import Header, TensorEntry, fault
@@ -150,7 +147,7 @@ def _reserve(
     """A sleeping segment for the file, noted in ``addresses``; None for one without bytes."""
     if not shard.bytes:
         return None
-    file = _held(shard.header)
+    file = held_file(shard.header)
 
     def make() -> OwnedSegment:
         owner = _C.Owner(entry.tag, entry.on_sleep.value)
@@ -165,26 +162,14 @@ def _reserve(
     return segment
 
 
-def _held(header: Header) -> _C.File:
-    """The file, held open; it is the one whose header was read."""
-    try:
-        with header.path.open("rb", buffering=0) as file:
-            text = file.read(header.header_bytes)
-            same = hashlib.sha256(text).hexdigest() == header.digest
-            if not same or os.fstat(file.fileno()).st_size != header.file_bytes:
-                raise fault(header.path, "it was changed while it was read")
-            return _C.File(file.fileno(), str(header.path), header.header_bytes)
-    except OSError as error:
-        raise fault(header.path, f"it cannot be read ({error.strerror or error})") from error
-
-
 def _fill(runtime: Runtime, entry: PoolEntry, addresses: list[int], wanted: int) -> None:
     """Reads every file: all of them, or nothing is mapped."""
     if runtime.allocator.device_info(entry.device).free_bytes < wanted:
         _snapshot.empty_cache(runtime)  # not possible any more when the tag is busy
+    before = runtime.allocator.file_bytes()
     with ExitStack() as stack:
         stack.enter_context(_owned.writing(entry.tag, entry.device))
-        stack.enter_context(_progress(runtime, wanted))
+        stack.enter_context(shown(wanted, lambda: runtime.allocator.file_bytes() - before))
         runtime.allocator.wake(addresses, fill=None, verify=False, progress=None)
 
 
@@ -212,37 +197,3 @@ def _note_reloadable(tensors: dict[str, torch.Tensor], segments: list[OwnedSegme
     _declared.mark_clean(tensors)
     places = [(segment.address, segment.bytes) for segment in segments if segment is not None]
     _declared.note_backup(sorted(places))
-
-
-_SHOW_AFTER = 1.0  # seconds: what takes less needs no bar
-_REFRESH = 0.1
-
-
-@contextmanager
-def _progress(runtime: Runtime, total: int) -> Iterator[None]:
-    """A bar on a terminal, where tqdm is installed and the load takes long enough."""
-    try:
-        tqdm = importlib.import_module("tqdm")
-    except ImportError:
-        yield
-        return
-    before, over = runtime.allocator.file_bytes(), threading.Event()
-    bar = tqdm.tqdm(
-        total=total, unit="B", unit_scale=True, desc="loading", delay=_SHOW_AFTER, disable=None
-    )
-
-    def show() -> None:
-        while not over.wait(_REFRESH):
-            bar.update(runtime.allocator.file_bytes() - before - bar.n)
-
-    thread = threading.Thread(target=show, name="cumem-progress")
-    with bar:
-        if not bar.disable:
-            thread.start()
-        try:
-            yield
-        finally:
-            over.set()
-            if thread.ident is not None:
-                thread.join()
-        bar.update(runtime.allocator.file_bytes() - before - bar.n)

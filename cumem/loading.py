@@ -1,8 +1,9 @@
 """How does a safetensors checkpoint get into memory that exists already?
 
 The checkpoint and the module are compared by name, shape and type, and everything
-that does not fit is said at once, before the first byte is written. Then a bounded
-piece at a time is copied in place. Pickle files are never read.
+that does not fit is said at once, before the first byte is written. Then what takes the
+file's bytes as they are is streamed into place, and the rest is copied a bounded piece at
+a time. Pickle files are never read.
 """
 
 from __future__ import annotations
@@ -61,16 +62,21 @@ def load_into(
 ) -> Loaded:
     """Copies a checkpoint into the parameters and buffers that ``module`` has.
 
-    No data pointer changes, and no device memory is taken: what has to be converted
-    passes through ``Options.staging_bytes`` of host memory. (Where the elements of a
-    destination do not lie one after the other, as in a column of a matrix, as much device
-    memory is used, and given back.) Float types are converted, other types must agree.
-    Tied weights need one of their names in the checkpoint; where it has several, they must
-    hold the same bytes. Buffers that are not part of the state dict may be absent.
+    No data pointer changes, and no device memory is taken. Where memory of cumem's takes
+    the file's bytes as they are, several threads read them straight to it through at most
+    ``Options.load_ring_bytes`` of pinned host memory, as :func:`load_file` does; what has
+    to be converted, and other memory, is copied through twice ``Options.staging_bytes``
+    of host memory, and so is all of it where the host has no room for the ring. (Where the
+    elements of a destination do not lie one after the other, as in a column of a matrix,
+    as much device memory is used, and given back.) Float types are converted, other types
+    must agree. Tied weights need one of their names in the checkpoint; where it has
+    several, they must hold the same bytes. Buffers that are not part of the state dict may
+    be absent.
 
     Args:
         module: awake, on any device; nobody else uses it meanwhile.
-        path_or_dir: a file, or a folder with one or with an index of several.
+        path_or_dir: a file, or a folder with one or with an index of several. Nobody
+            changes it meanwhile.
         name_map: a mapping (names that it lacks stay as they are), or a callable that gets
             the name and the :class:`TensorEntry` (``dtype``, ``shape``). Either answers
             with a name of the module; None to leave the tensor out; a view of a parameter
@@ -81,11 +87,14 @@ def load_into(
     Raises:
         CheckpointError: a faulty file, or names, shapes or types that do not fit, or
             memory that two tensors would fill; all of them are in the message. Nothing was
-            written, unless the message says what was: a file that fails while it is read.
+            written, unless the message says what was: a file that fails or changes while it
+            is read. Tensors that it does not count as whole are undefined then; memory and
+            addresses are as before, and the call can be repeated.
+        DriverError: the driver refused; what is left is the same, and in the message.
         AsleepError: some memory of the module is asleep. BusyError: a capture is under way.
         DeviceOutOfMemoryError: no room for what columns pass through.
         TypeError: a wrong argument, or an answer of the map that is none. Nothing was
-            written by any of these.
+            written by any of these four.
     """
     if not isinstance(module, torch.nn.Module):
         raise TypeError(f"expected a module, not {type(module).__name__}")

@@ -75,8 +75,9 @@ class Options:
         load_buffer_bytes: what one of them moves at a time, a multiple of 4 KiB.
         load_ring_bytes: most pinned host memory for all of it, at most 1 GiB.
         host_threads: threads that touch new host memory; 0: one per processor.
-        staging_bytes: the most that goes from a file to a module, or back, in one piece,
-            at least 4 KiB. Host memory of twice that is used meanwhile.
+        staging_bytes: the most that goes in one piece from a file to a module where it is
+            not read straight into place, or back, at least 4 KiB. Host memory of twice that
+            is used meanwhile.
         warn_empty_scope: warn when a scope ends in which nothing was captured.
         nvtx: mark the phases of sleep, wake and switch as NVTX ranges, for a profiler;
             without effect on a build of torch that has none.

@@ -40,7 +40,7 @@ SIGNATURES = {
     "release_host_memory": "()",
     "adopt": "(module, tag='weights', *, on_sleep=None)",
     "save_snapshot": "(path, module, *, extra=None)",
-    "restore_snapshot": "(path, module, *, extra=None)",
+    "restore_snapshot": "(path, module, *, extra=None, verify=True)",
     "load_into": "(module, path_or_dir, *, name_map=None, strict=True)",
 }
 PUBLIC = sorted(name for name in cumem.__all__ if name != "__version__")

@@ -123,6 +123,15 @@ class Allocator {
   // memory stays asleep. Fault::invalid: it is awake, or has no backup in host memory. On
   // failure part of `out` may be written.
   Status read_backup(const Range& range, std::byte* out);
+
+  // Fills awake memory of ours with a file's bytes, through the ring, and returns when
+  // they are there for every stream. pre: no byte is in two parts.
+  // Fault::invalid: a part is not wholly in one awake segment; Fault::capture; or no room
+  // for the ring (Fault::host_memory): nothing was written on that device. Any other
+  // failure, also a file that has changed: contents of all parts are undefined, and the
+  // segments are awake and whole.
+  Status read_into(const File& file, const std::vector<FilePart>& parts);
+
   // Bytes moved between files and devices so far, also by an operation under way.
   std::uint64_t file_bytes() const noexcept { return file_bytes_; }
 
@@ -147,7 +156,9 @@ class Allocator {
   void quarantine(std::unique_ptr<Segment> segment);
 
   Status verify_ledger() const;  // pre: operation_ is held
-  bool drop_kept_backups();      // of awake segments; was there any? pre: the same
+  Status take_awake(const std::vector<FilePart>& parts, Transition& transition,
+                    std::vector<Segment*>& out);
+  bool drop_kept_backups();  // of awake segments; was there any? pre: the same
   Status sleep_alone(const SleepRequest& request, SleepResult& result);  // pre: the same
   Status take_host_memory(std::vector<Leaving>& leaving);
   Status save_all(const std::vector<Device*>& devices, std::vector<Leaving>& leaving,

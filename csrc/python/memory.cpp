@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "python/status_error.h"
+#include "python/without_gil.h"
 #include "torch/plugin.h"
 
 namespace py = pybind11;
@@ -77,6 +78,14 @@ std::shared_ptr<Memory> from_file(std::shared_ptr<Allocator> allocator, std::siz
   return std::make_shared<Memory>(std::move(allocator), address, Extent{bytes});
 }
 
+// Parts here: address, offset in the file, bytes.
+void read_into(const File& file, Allocator& allocator, const std::vector<Part>& parts) {
+  refuse_child();
+  std::vector<FilePart> wanted;
+  for (const auto& [address, offset, size] : parts) wanted.push_back({{address, size}, offset});
+  require(allocator.read_into(file, wanted), allocator.driver());
+}
+
 std::shared_ptr<File> hold(int descriptor, std::string path, std::size_t header_bytes) {
   std::shared_ptr<File> file;
   Status status = File::adopt(descriptor, std::move(path), header_bytes, file);
@@ -95,9 +104,11 @@ Memory::~Memory() {
 }
 
 void bind_memory(py::module_& m) {
-  py::class_<File, std::shared_ptr<File>>(m, "File").def(py::init(&hold), py::arg("descriptor"),
-                                                         py::arg("path"), py::arg("header_bytes"),
-                                                         py::call_guard<py::gil_scoped_release>());
+  py::class_<File, std::shared_ptr<File>>(m, "File")
+      .def(py::init(&hold), py::arg("descriptor"), py::arg("path"), py::arg("header_bytes"),
+           py::call_guard<py::gil_scoped_release>())
+      .def("read_into", &read_into, py::arg("allocator"), py::arg("parts"),
+           py::call_guard<WithoutGil>());
   py::class_<MemoryView>(m, "MemoryView", py::buffer_protocol())
       .def_buffer(&host_buffer)
       .def_property_readonly("__cuda_array_interface__", &cuda_array_interface);

@@ -252,7 +252,7 @@ def test_a_file_that_shrinks_while_it_is_loaded_is_refused(
 ) -> None:
     path = write_file(tmp_path / "model.safetensors", model())
     half = path.stat().st_size // 2
-    change_after_header(monkeypatch, lambda: os.truncate(path, half), files, "_held")
+    change_after_header(monkeypatch, lambda: os.truncate(path, half), files, "held_file")
     refused(path, r"model\.safetensors.*(changed|cut short)")
 
 

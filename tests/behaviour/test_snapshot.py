@@ -30,6 +30,7 @@ from torch import nn
 
 import cumem
 from cumem import _private_file
+from cumem.loading import read_header
 
 DTYPES = (torch.bfloat16, torch.float64, torch.float8_e4m3fn, torch.float8_e8m0fnu)
 DTYPES += (torch.int8, torch.bool, torch.complex64, torch.uint16, torch.float4_e2m1fn_x2)
@@ -184,7 +185,8 @@ def test_all_differences_are_said_at_once_and_nothing_is_written(tmp_path: Path)
 
 
 def notes(**changes: Any) -> dict[str, str]:
-    body = {"version": 1, "module": "Linear", "ties": {}, "strides": {}, "extra": [], **changes}
+    body = {"version": 2, "module": "Linear", "ties": {}, "strides": {}, "extra": []}
+    body |= {"sha256": dict.fromkeys(("weight", "bias"), "0" * 64), **changes}
     return {"cumem_snapshot": json.dumps(body)}
 
 
@@ -193,7 +195,9 @@ def notes(**changes: Any) -> dict[str, str]:
     [
         (None, "it is not a snapshot: use load_into"),
         ({"cumem_snapshot": "7"}, "snapshot notes is not a JSON object"),
-        (notes(version=2), "its snapshot version is 2, not 1"),
+        (notes(version=3), "its snapshot version is 3, not 1 or 2"),
+        (notes(sha256={}), "have not one sha256 for each tensor"),
+        (notes(sha256=dict.fromkeys(("weight", "bias"), "0")), "have a sha256 that is none"),
         (notes(ties=3), "not what a snapshot has"),
         (notes(strides={"weight": "x"}), "not what a snapshot has"),
         (notes(ties={"bias": "weight"}), "its notes tie 'bias' to 'weight' wrongly"),
@@ -212,6 +216,72 @@ def test_what_is_no_snapshot_is_refused(
     assert bytes_of(module) == before
 
 
+def flip(file: Path, at: int) -> None:
+    """Changes one bit of a file."""
+    with file.open("r+b") as stream:
+        stream.seek(at)
+        byte = stream.read(1)
+        stream.seek(at)
+        stream.write(bytes([byte[0] ^ 16]))
+
+
+def test_flipped_byte_of_any_tensor_is_found_before_anything_is_written(tmp_path: Path) -> None:
+    file = tmp_path / "state.safetensors"
+    cumem.save_snapshot(file, built(1))
+    fresh = built(100)
+    before = bytes_of(fresh)
+    entries = [entry for entry in read_header(file).tensors.values() if entry.bytes]
+    assert len(entries) == len(named_tensors(fresh)) - 2  # tied, and without elements
+    for entry in entries:
+        for at in {entry.begin, (entry.begin + entry.end) // 2, entry.end - 1}:
+            flip(file, at)
+            with pytest.raises(cumem.CheckpointError) as caught:
+                cumem.restore_snapshot(file, fresh)
+            told = f"{file}: 1 of {len(entries) + 1} tensor(s) are not what was saved: "
+            assert str(caught.value) == f"{told}{entry.name!r}. Nothing was loaded."
+            assert bytes_of(fresh) == before, entry.name
+            flip(file, at)
+    cumem.restore_snapshot(file, fresh)
+    assert bytes_of(fresh) == bytes_of(built(1))
+
+
+def test_all_damaged_tensors_are_named_and_who_does_not_verify_gets_them(tmp_path: Path) -> None:
+    """Also where a tensor is longer than what is read at once."""
+    file, module = tmp_path / "state", built(1, lambda: nn.Linear(700, 800))
+    cumem.save_snapshot(file, module)
+    header = read_header(file)
+    for name, at in (("weight", 3), ("weight", 2 * MIB), ("bias", 0)):
+        flip(file, header.tensors[name].begin + at)
+    fresh = built(7, lambda: nn.Linear(700, 800))
+    before = bytes_of(fresh)
+    with pytest.raises(cumem.CheckpointError, match=r"2 of 2 tensor.*: 'bias', 'weight'"):
+        cumem.restore_snapshot(file, fresh)
+    assert bytes_of(fresh) == before
+    cumem.restore_snapshot(file, fresh, verify=False)
+    saved, found = bytes_of(module), bytes_of(fresh)
+    assert {name for name in saved if saved[name] != found[name]} == {"weight", "bias"}
+
+
+def test_snapshot_without_digests_is_restored_with_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As version 1 wrote it."""
+    module = built(1, lambda: nn.Linear(4, 4))
+    with outside_scopes():
+        tensors = {"weight": torch.arange(16.0).view(4, 4), "bias": torch.arange(4.0)}
+    older = notes(version=1)
+    body = json.loads(older["cumem_snapshot"])
+    del body["sha256"]
+    save_file(tensors, tmp_path / "file", metadata={"cumem_snapshot": json.dumps(body)})
+    cumem.restore_snapshot(tmp_path / "file", module)
+    assert f"{tmp_path / 'file'}: it was saved by a version of cumem without digests" in caplog.text
+    with outside_scopes():
+        assert all(torch.equal(t.cpu(), tensors[name]) for name, t in module.state_dict().items())
+    caplog.clear()
+    cumem.restore_snapshot(tmp_path / "file", module, verify=False)
+    assert not caplog.records
+
+
 def test_truncated_or_missing_snapshot_is_refused(tmp_path: Path) -> None:
     module = built(1, lambda: nn.Linear(4, 4))
     file = tmp_path / "state"
@@ -223,7 +293,7 @@ def test_truncated_or_missing_snapshot_is_refused(tmp_path: Path) -> None:
         cumem.restore_snapshot(file, module)
 
 
-@pytest.mark.parametrize("call", ["posix_fallocate", "write", "fsync", "replace"])
+@pytest.mark.parametrize("call", ["posix_fallocate", "write", "pwrite", "fsync", "replace"])
 def test_full_directory_leaves_the_older_snapshot_and_nothing_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
@@ -273,6 +343,8 @@ def test_wrong_arguments_change_nothing(tmp_path: Path) -> None:
         cumem.save_snapshot(tmp_path / "state", module, extra={"more": 3})
     with pytest.raises(ValueError, match="extra has names of the module: weight"):
         cumem.save_snapshot(tmp_path / "state", module, extra={"weight": torch.ones(1)})
+    with pytest.raises(TypeError, match="verify"):
+        cumem.restore_snapshot(tmp_path / "state", module, verify="no")
     assert os.listdir(tmp_path) == []
 
 
