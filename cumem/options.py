@@ -116,7 +116,7 @@ class Options:
         if self.host_limit_bytes is not None and self.host_limit_bytes <= 0:
             raise ValueError(f"host_limit_bytes must be positive, not {self.host_limit_bytes}")
         if not self.pin_backups and not self.allow_pageable:
-            raise ValueError("pin_backups=False keeps backups pageable: allow_pageable must be True")
+            raise ValueError("pin_backups=False needs allow_pageable=True")
         for name in ("host_threads", "load_threads"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative, not {getattr(self, name)}")

@@ -91,5 +91,5 @@ def test_without_pinned_memory_for_the_ring_the_driver_copies(driver: DriverUnde
 
 
 def test_unpinned_backups_and_none_that_are_pageable_are_a_contradiction() -> None:
-    with pytest.raises(ValueError, match="allow_pageable must be True"):
+    with pytest.raises(ValueError, match="needs allow_pageable=True"):
         cumem.Options(pin_backups=False, allow_pageable=False)
