@@ -183,6 +183,7 @@ class Config:
         chunk_bytes: int,
         margin_bytes: int,
         host_limit_bytes: int,
+        pin_backups: bool,
         allow_pageable: bool,
         retain_backup: bool,
         threads: int,

@@ -141,9 +141,10 @@ def _trial(missing: list[str]) -> list[str]:
         return ["failed"]
     if not same:
         missing.append("sleep and wake: the contents came back changed; please report this")
-    if report.pageable_bytes:
+    wanted = _runtime.current_options().pin_backups
+    if report.pageable_bytes and wanted:
         missing.append("pinned host memory: the driver refused; copies are slower without it")
-    pinned = "refused" if report.pageable_bytes else "works"
+    pinned = "works" if not report.pageable_bytes else "refused" if wanted else "not wanted"
     outcome = "came back bit for bit" if same else "CHANGED"
     return [
         f"{size(_PROBE_BYTES)} tried: {outcome}; pinning host memory {pinned}",

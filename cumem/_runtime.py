@@ -107,6 +107,7 @@ def core_config(chosen: options.Options) -> _C.Config:
         chunk_bytes=chosen.chunk_bytes,
         margin_bytes=chosen.memory_margin_bytes,
         host_limit_bytes=chosen.host_limit_bytes or 0,
+        pin_backups=chosen.pin_backups,
         allow_pageable=chosen.allow_pageable,
         retain_backup=chosen.retain_backup,
         threads=chosen.host_threads,

@@ -64,6 +64,10 @@ class Options:
             can be: with less left it fails as if the device were full. A wake may use it.
         host_limit_bytes: most host memory for backups. None: no limit of ours; then
             a sleep that needs more than the host has available is refused.
+        pin_backups: keep backups in pinned host memory. False, for who may not pin much:
+            in pageable memory, with copies through at most ``load_ring_bytes`` of pinned
+            memory (slower, said in the report). It counts for memory that is taken from
+            then on: backups that are there stay as they are until their memory goes.
         allow_pageable: when the driver refuses to pin host memory, use it unpinned
             (slower, said in the report) instead of refusing to sleep.
         retain_backup: keep backups after a wake, so that the next sleep copies only
@@ -73,7 +77,8 @@ class Options:
         disk_dir: folder for what sleeps to disk; it needs room for all of it.
         load_threads: threads that read and write files; 0: one per processor, at most 16.
         load_buffer_bytes: what one of them moves at a time, a multiple of 4 KiB.
-        load_ring_bytes: most pinned host memory for all of it, at most 1 GiB.
+        load_ring_bytes: most pinned host memory for all of it, at most 1 GiB. Copies from and
+            to pageable backups go through the same threads and memory, for each device.
         host_threads: threads that touch new host memory; 0: one per processor.
         staging_bytes: the most that goes in one piece from a file to a module where it is
             not read straight into place, or back, at least 4 KiB. Host memory of twice that
@@ -86,6 +91,7 @@ class Options:
     chunk_bytes: int = 256 * MIB
     memory_margin_bytes: int = 0
     host_limit_bytes: int | None = None
+    pin_backups: bool = True
     allow_pageable: bool = True
     retain_backup: bool = True
     clean_check: CleanCheck = CleanCheck.DIGEST
@@ -110,6 +116,8 @@ class Options:
             )
         if self.host_limit_bytes is not None and self.host_limit_bytes <= 0:
             raise ValueError(f"host_limit_bytes must be positive, not {self.host_limit_bytes}")
+        if not self.pin_backups and not self.allow_pageable:
+            raise ValueError("pin_backups=False needs allow_pageable=True")
         for name in ("host_threads", "load_threads"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative, not {getattr(self, name)}")
@@ -131,7 +139,7 @@ def _clean_check(value: CleanCheck | str) -> CleanCheck:
 
 
 _MAY_BE_NONE = ("host_limit_bytes", "disk_dir")
-_BOOLEAN = ("allow_pageable", "retain_backup", "warn_empty_scope", "nvtx")
+_BOOLEAN = ("pin_backups", "allow_pageable", "retain_backup", "warn_empty_scope", "nvtx")
 
 
 def _check_type(name: str, value: object) -> None:

@@ -67,7 +67,7 @@ def prepare(
     """Makes host memory for the next sleep: its pages are there, pinned and near the GPU.
 
     A sleep that comes earlier goes on with what is there. Call it again when more
-    was allocated.
+    was allocated. With ``Options(pin_backups=False)`` nothing is pinned.
 
     Args:
         tags: for what a sleep of these tags would back up now; None: all tags.

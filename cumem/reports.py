@@ -26,7 +26,8 @@ class SleepReport:
         reload_bytes: of these, bytes that are left to the files they were loaded from.
         disk_bytes: bytes on disk that hold backups of what went to sleep.
         host_bytes: host memory that cumem holds after the call.
-        pageable_bytes: of that, memory the driver refused to pin (slower copies).
+        pageable_bytes: of that, memory that is not pinned, by choice or because the driver
+            refused (slower copies).
         seconds: wall time of the call.
         tags: tags of which something went to sleep in this call.
         devices: ordinals of the devices concerned.

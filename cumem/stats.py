@@ -54,7 +54,8 @@ class Stats:
         devices: devices that have had a pool, by ordinal.
         host_bytes: host memory held for backups.
         host_used_bytes: of that, in backups now.
-        pageable_bytes: of the held, memory that could not be pinned.
+        pageable_bytes: of the held, memory that is not pinned, by choice or because the driver
+            refused.
         reserved_addresses: bytes of address space reserved.
         physical_bytes: device memory taken from the driver and not given back.
         handles_created: physical allocations taken since the start.

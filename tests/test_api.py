@@ -176,6 +176,7 @@ def test_options_have_the_documented_defaults() -> None:
     options = cumem.Options()
     assert options.chunk_bytes == 256 << 20
     assert (options.host_limit_bytes, options.host_threads) == (None, 0)
+    assert options.pin_backups
     assert options.allow_pageable
     assert options.retain_backup
     assert options.warn_empty_scope

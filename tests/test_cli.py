@@ -162,6 +162,14 @@ def test_info_names_what_is_missing(machine: EmulatedDriver) -> None:
     assert "pinned host memory: the driver refused" in text
 
 
+@pytest.mark.usefixtures("machine")
+def test_info_does_not_miss_what_is_not_wanted() -> None:
+    cumem.configure(cumem.Options(pin_backups=False))
+    text = info()
+    assert "pinning host memory not wanted" in text
+    assert "the driver refused" not in text
+
+
 def test_info_says_why_a_sleep_cannot_work(machine: EmulatedDriver) -> None:
     info()
     machine.fail("cuMemCreate")

@@ -48,10 +48,12 @@ Status save_on(Device& device, std::vector<Leaving>& leaving, Saver& saver) {
 
 }  // namespace
 
-// Backups of segments that stay awake only save time: they go before a sleep fails.
+// Backups of segments that stay awake, and slots, only save time: they go before a sleep fails.
 Status Allocator::take_host_memory(std::vector<Leaving>& leaving) {
   Status status = try_to_take_host_memory(host_, leaving);
-  if (status.fault != Fault::host_memory || !drop_kept_backups()) return status;
+  if (status.fault != Fault::host_memory) return status;
+  const bool dropped = drop_kept_backups();
+  if (host_.release_unfit() == 0 && !dropped) return status;
   return try_to_take_host_memory(host_, leaving);
 }
 

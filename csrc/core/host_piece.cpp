@@ -35,23 +35,24 @@ void touch_pages(std::byte* data, std::size_t bytes) noexcept {
 
 }  // namespace
 
-HostPiece::HostPiece(const Driver& driver, std::byte* data, std::size_t bytes)
+HostPiece::HostPiece(const Driver& driver, std::byte* data, std::size_t bytes, HostUse use)
     : driver_(driver),
       data_(data),
       bytes_(bytes),
+      use_(use),
       free_bytes_(bytes),
       claimed_((bytes + kBlock - 1) / kBlock) {
   gaps_.emplace(0, bytes);
 }
 
-std::unique_ptr<HostPiece> HostPiece::make(const Driver& driver, std::size_t bytes) {
+std::unique_ptr<HostPiece> HostPiece::make(const Driver& driver, std::size_t bytes, HostUse use) {
   std::byte* data = map_aligned(bytes);
   if (data == nullptr) return nullptr;
   // Advice only: the kernel may have huge pages switched off.
   madvise(data, bytes, MADV_HUGEPAGE);
   // Pinned pages must not be copied or shared by a fork.
   madvise(data, bytes, MADV_DONTFORK);
-  return std::unique_ptr<HostPiece>(new HostPiece(driver, data, bytes));
+  return std::unique_ptr<HostPiece>(new HostPiece(driver, data, bytes, use));
 }
 
 std::size_t HostPiece::blocks() const noexcept { return claimed_.size(); }
@@ -82,8 +83,9 @@ Status HostPiece::commit(const HostConfig& config) {
   // The last blocks are in other threads' hands for less than a millisecond.
   while (touched_ < blocks()) std::this_thread::yield();
   const auto touched = std::chrono::steady_clock::now();
-  Status status = pin();
-  if (!status.ok() && !config.allow_pageable) return status;
+  const bool must = use_ == HostUse::slot;
+  Status status = must || config.pin_backups ? pin() : Status{};
+  if (!status.ok() && (must || !config.allow_pageable)) return status;
   touch_seconds_ = std::chrono::duration<double>(touched - started).count();
   pin_seconds_ = std::chrono::duration<double>(std::chrono::steady_clock::now() - touched).count();
   ready_ = true;

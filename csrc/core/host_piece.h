@@ -23,7 +23,7 @@ std::size_t available_host_bytes();
 class HostPiece {
  public:
   // Maps addresses and asks for huge pages. Null when the system has none.
-  static std::unique_ptr<HostPiece> make(const Driver& driver, std::size_t bytes);
+  static std::unique_ptr<HostPiece> make(const Driver& driver, std::size_t bytes, HostUse use);
   ~HostPiece();
   HostPiece(const HostPiece&) = delete;
   HostPiece& operator=(const HostPiece&) = delete;
@@ -31,10 +31,10 @@ class HostPiece {
   // Touches the nth of blocks() blocks, once. Any thread may call it, for any block.
   void touch(std::size_t block) noexcept;
   std::size_t blocks() const noexcept;
-  // Waits for pages that other threads touch, touches what nobody does, and pins,
-  // once. pre: a context is current. A piece that the driver
-  // will not pin is ready as pageable memory, unless the configuration forbids it:
-  // then every call fails and the piece is of no use.
+  // Waits for pages that other threads touch, touches what nobody does, and pins where
+  // that is wanted, once. pre: a context is current. A piece that the driver
+  // will not pin is ready as pageable memory, unless the configuration or its use forbids
+  // it: then every call fails and the piece is of no use.
   Status make_ready(const HostConfig& config);
   // The same, but where another thread is at it: then nothing.
   void make_ready_unless_busy(const HostConfig& config);
@@ -48,6 +48,7 @@ class HostPiece {
   double touch_seconds() const noexcept { return touch_seconds_; }
   double pin_seconds() const noexcept { return pin_seconds_; }
   bool pinned() const noexcept { return pinned_; }
+  HostUse use() const noexcept { return use_; }  // what it was made for
 
   // Gaps; guarded by the store's mutex.
   std::size_t free_bytes() const noexcept { return free_bytes_; }
@@ -58,7 +59,7 @@ class HostPiece {
   void join(const HostSpan& span) noexcept;
 
  private:
-  HostPiece(const Driver& driver, std::byte* data, std::size_t bytes);
+  HostPiece(const Driver& driver, std::byte* data, std::size_t bytes, HostUse use);
   Status commit(const HostConfig& config);  // pre: commit_mutex_ is held
   Status pin() noexcept;
 
@@ -66,6 +67,7 @@ class HostPiece {
   CUcontext pinned_in_ = nullptr;  // current when it was pinned; made so to unpin
   std::byte* data_;
   std::size_t bytes_;
+  const HostUse use_;
   std::size_t free_bytes_;
   std::mutex commit_mutex_;                 // held while pages are pinned
   Status refused_;                          // a helper's failure, for whoever needs the piece

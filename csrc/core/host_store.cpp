@@ -51,6 +51,8 @@ Status make_ready(const HostSpan& span, const HostStore& store) {
   return span.piece->ready() ? Status{} : span.piece->make_ready(store.config());
 }
 
+bool pinned(const HostSpan& span) noexcept { return span.piece->pinned(); }
+
 void HostStore::configure(const HostConfig& config) {
   std::lock_guard<std::mutex> lock(mutex_);
   config_ = config;
@@ -63,10 +65,18 @@ HostConfig HostStore::config() const {
 
 std::size_t HostStore::rounded(std::size_t bytes) noexcept { return round_up(bytes, kAlignment); }
 
-std::size_t HostStore::idle_bytes() const {
+// Memory that is pinned is no place for a backup that is not to be.
+bool HostStore::serves(const HostPiece& piece, HostUse use) const {
+  if (use == HostUse::slot) return piece.pinned() || piece.use() == HostUse::slot;
+  return config_.pin_backups ? piece.pinned() || piece.use() == HostUse::backup
+                             : !piece.pinned() && piece.use() == HostUse::backup;
+}
+
+std::size_t HostStore::idle_bytes(HostUse use) const {
   std::lock_guard<std::mutex> lock(mutex_);
   std::size_t idle = 0;
-  for (const auto& piece : pieces_) idle += piece->free_bytes();
+  for (const auto& piece : pieces_)
+    if (serves(*piece, use)) idle += piece->free_bytes();
   return idle;
 }
 
@@ -85,14 +95,14 @@ Status HostStore::admit(std::size_t bytes, int device) const {
   return status;
 }
 
-Status HostStore::reserve(std::size_t bytes, const Device& device) {
-  if (bytes <= idle_bytes()) return {};  // also while another thread makes pages
+Status HostStore::reserve(std::size_t bytes, const Device& device, HostUse use) {
+  if (bytes <= idle_bytes(use)) return {};  // also while another thread makes pages
   std::lock_guard<std::mutex> growth(growth_mutex_);
-  const std::size_t idle = idle_bytes();
-  return bytes <= idle ? Status{} : grow(bytes - idle, device);
+  const std::size_t idle = idle_bytes(use);
+  return bytes <= idle ? Status{} : grow(bytes - idle, device, use);
 }
 
-Status HostStore::grow(std::size_t bytes, const Device& device) {
+Status HostStore::grow(std::size_t bytes, const Device& device, HostUse use) {
   const std::size_t wanted = round_up(bytes, kPage);
   if (Status status = admit(wanted, device.ordinal()); !status.ok()) return status;
   HostConfig config = this->config();
@@ -100,7 +110,7 @@ Status HostStore::grow(std::size_t bytes, const Device& device) {
   std::vector<std::unique_ptr<HostPiece>> fresh;
   for (std::size_t taken = 0; taken < wanted;) {
     const std::size_t next = std::min(config.piece_bytes, wanted - taken);
-    fresh.push_back(HostPiece::make(driver_, next));
+    fresh.push_back(HostPiece::make(driver_, next, use));
     if (!fresh.back()) return failure(Fault::host_memory, "mmap", next, device.ordinal());
     taken += next;
   }
@@ -165,7 +175,8 @@ Status HostStore::make_ready() {
   std::vector<HostPiece*> pieces;
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    for (const auto& piece : pieces_) pieces.push_back(piece.get());
+    for (const auto& piece : pieces_)
+      if (piece->use() == HostUse::backup) pieces.push_back(piece.get());
   }
   const HostConfig config = this->config();
   for (HostPiece* piece : pieces)
@@ -173,23 +184,28 @@ Status HostStore::make_ready() {
   return {};
 }
 
-Status HostStore::take(std::size_t bytes, const Device& device, HostBlock& out) {
+Status HostStore::take(std::size_t bytes, const Device& device, HostBlock& out, HostUse use) {
   out.reset();
   const std::size_t wanted = rounded(bytes);
   if (wanted == 0) return {};
-  if (carve(wanted, out)) return {};
-  if (Status status = reserve(wanted, device); !status.ok()) return status;
-  if (carve(wanted, out)) return {};
+  if (carve(wanted, use, out)) return {};
+  if (Status status = reserve(wanted, device, use); !status.ok()) return status;
+  if (carve(wanted, use, out)) return {};
   return failure(Fault::host_memory, "host memory", bytes, device.ordinal());
 }
 
-bool HostStore::carve(std::size_t bytes, HostBlock& out) {
+bool HostStore::carve(std::size_t bytes, HostUse use, HostBlock& out) {
   HostBlock block;
   std::lock_guard<std::mutex> lock(mutex_);
+  std::vector<HostPiece*> fit;
   std::size_t idle = 0;
-  for (const auto& piece : pieces_) idle += piece->free_bytes();
-  if (idle < bytes) return false;
   for (const auto& piece : pieces_) {
+    if (!serves(*piece, use)) continue;
+    fit.push_back(piece.get());
+    idle += piece->free_bytes();
+  }
+  if (idle < bytes) return false;
+  for (HostPiece* piece : fit) {
     while (block.bytes_ < bytes && piece->free_bytes() > 0) {
       HostSpan span = piece->cut(bytes - block.bytes_);
       span.offset = block.bytes_;
@@ -230,6 +246,11 @@ std::size_t HostStore::release_idle() {
 
 void HostStore::release_cold() {
   release([](const HostPiece& piece) { return piece.idle() && !piece.ready(); });
+}
+
+std::size_t HostStore::release_unfit() {
+  return release(
+      [this](const HostPiece& piece) { return piece.idle() && !serves(piece, HostUse::backup); });
 }
 
 std::vector<std::pair<std::uintptr_t, std::size_t>> HostStore::pieces() const {

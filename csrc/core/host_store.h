@@ -12,14 +12,17 @@
 // have nothing left to touch help with it.
 //
 // Note [Pinned or pageable]: a piece that the driver refuses to pin is kept as
-// pageable memory where the configuration allows it. Copies are then slower and
-// the report says so; nothing else changes.
+// pageable memory where the configuration allows it, and every piece is where the
+// configuration does not want backups pinned. Copies then pass through pinned slots
+// (staging.h) and the report says so; nothing else changes. The slots' memory is of the
+// arena too: it must be pinned, or is not taken.
 #pragma once
 
 #include <sched.h>
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <iterator>
 #include <memory>
 #include <mutex>
@@ -36,7 +39,8 @@ namespace cumem {
 struct HostConfig {
   std::size_t limit_bytes = 0;  // 0: no limit of our own, admission by available memory
   std::size_t piece_bytes = std::size_t{256} << 20;
-  bool allow_pageable = true;
+  bool pin_backups = true;
+  bool allow_pageable = true;             // where pinning is refused
   bool retain = true;                     // keep pieces between cycles
   unsigned touch_threads = 0;             // 0: by the number of processors
   std::shared_ptr<const cpu_set_t> near;  // where to touch; null: anywhere
@@ -44,6 +48,12 @@ struct HostConfig {
 
 class HostStore;
 class HostPiece;
+
+// What a block is for.
+enum class HostUse : std::uint8_t {
+  backup,  // pinned or not, as the configuration says
+  slot,    // pinned, or of no use
+};
 
 struct HostSpan {
   std::byte* data = nullptr;
@@ -69,6 +79,9 @@ class HostBlock {
   // in the block; a context is current.
   template <class Visit>
   Status visit(std::size_t offset, std::size_t bytes, const Visit& visit) const;
+  // The same, with the part as a span.
+  template <class Visit>
+  Status visit_spans(std::size_t offset, std::size_t bytes, const Visit& visit) const;
 
  private:
   friend class HostStore;
@@ -94,19 +107,22 @@ class HostStore {
 
   // Sees to it that take() finds `bytes`, and starts to make their pages.
   // On failure the arena holds no more than before.
-  Status reserve(std::size_t bytes, const Device& device);
+  Status reserve(std::size_t bytes, const Device& device, HostUse use = HostUse::backup);
 
-  // Makes every piece ready; what prepare() does. pre: `device`'s context is current.
+  // Makes every piece for backups ready; what prepare() does. pre: a context is current.
   Status make_ready();
 
   // A block of exactly `bytes`, from memory the arena holds or can get.
   // On failure `out` is empty and the arena holds no more than before.
-  Status take(std::size_t bytes, const Device& device, HostBlock& out);
+  Status take(std::size_t bytes, const Device& device, HostBlock& out,
+              HostUse use = HostUse::backup);
 
   // Gives every piece that no block uses back to the system; returns the bytes.
   std::size_t release_idle();
   // The same for pieces that never became ready (the driver would not pin them).
   void release_cold();
+  // The same for pieces that no backup may use; returns the bytes.
+  std::size_t release_unfit();
 
   // What a block of `bytes` takes of the arena.
   static std::size_t rounded(std::size_t bytes) noexcept;
@@ -120,9 +136,10 @@ class HostStore {
  private:
   friend class HostBlock;
   void put_back(const std::vector<HostSpan>& spans) noexcept;
-  std::size_t idle_bytes() const;
+  bool serves(const HostPiece& piece, HostUse use) const;  // pre: mutex_ is held
+  std::size_t idle_bytes(HostUse use) const;
   Status admit(std::size_t bytes, int device) const;
-  Status grow(std::size_t bytes, const Device& device);
+  Status grow(std::size_t bytes, const Device& device, HostUse use);
   // pre: growth_mutex_ is held. `context` is where helpers pin.
   void touch_ahead(const HostConfig& config, CUcontext context);
   void pin_ahead(const std::vector<HostPiece*>& cold, const HostConfig& config,
@@ -130,7 +147,7 @@ class HostStore {
   void join_touchers();  // pre: growth_mutex_ is held, or nobody else is left
   template <class Chosen>
   std::size_t release(const Chosen& chosen);
-  bool carve(std::size_t bytes, HostBlock& out);
+  bool carve(std::size_t bytes, HostUse use, HostBlock& out);
 
   const Driver& driver_;
   // Growth takes seconds and is done by one thread at a time, under its own
@@ -144,9 +161,17 @@ class HostStore {
 
 // Makes the piece of a span ready; see HostPiece::make_ready.
 Status make_ready(const HostSpan& span, const HostStore& store);
+// Is it pinned? pre: its piece is ready.
+bool pinned(const HostSpan& span) noexcept;
 
 template <class Visit>
 Status HostBlock::visit(std::size_t offset, std::size_t bytes, const Visit& visit) const {
+  return visit_spans(offset, bytes,
+                     [&visit](const HostSpan& part) { return visit(part.data, part.bytes); });
+}
+
+template <class Visit>
+Status HostBlock::visit_spans(std::size_t offset, std::size_t bytes, const Visit& visit) const {
   // The last span that starts at or before `offset`.
   auto span = std::prev(std::upper_bound(
       spans_.begin(), spans_.end(), offset,
@@ -155,7 +180,7 @@ Status HostBlock::visit(std::size_t offset, std::size_t bytes, const Visit& visi
     const std::size_t skipped = offset - span->offset;
     const std::size_t step = std::min(bytes, span->bytes - skipped);
     Status status = make_ready(*span, *store_);
-    if (status.ok()) status = visit(span->data + skipped, step);
+    if (status.ok()) status = visit(HostSpan{span->data + skipped, step, span->piece, offset});
     if (!status.ok()) return status;
     offset += step;
     bytes -= step;

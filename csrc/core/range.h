@@ -19,7 +19,7 @@ struct Range {
   CUdeviceptr end() const noexcept { return address + bytes; }
 };
 
-// A range whose bytes are those of a file from `offset` on.
+// A range whose bytes are those of a file, or of a block of host memory, from `offset` on.
 struct FilePart {
   Range range;
   std::uint64_t offset = 0;

@@ -1,6 +1,7 @@
 #include "core/staging.h"
 
 #include <algorithm>
+#include <cstring>
 #include <mutex>
 #include <system_error>
 #include <thread>
@@ -9,9 +10,7 @@
 namespace cumem {
 namespace {
 
-constexpr std::size_t kSmallest = std::size_t{64} << 10;  // a slot where memory is short
-constexpr unsigned kMostThreads = 16;                     // more read no faster
-constexpr std::size_t kSlotsEach = 2;                     // one is filled, one is copied
+constexpr unsigned kMostThreads = 16;  // more read no faster
 
 std::vector<FilePart> steps_of(const std::vector<FilePart>& parts, std::size_t most) {
   std::vector<FilePart> steps;
@@ -71,39 +70,6 @@ Status Staging::mark(Slot& slot, CUstream stream) {
   return status;
 }
 
-// Sees to it that there are slots: as many as the ring allows and the work can use, smaller
-// ones where the host has no room.
-Status Staging::prepare(const std::vector<FilePart>& parts) {
-  const FileConfig& config = means_.config;
-  const std::size_t bytes = total_bytes(parts);
-  const std::size_t step = std::min(config.buffer_bytes, std::max(bytes, kSmallest));
-  const std::size_t most = std::max<std::size_t>(1, config.ring_bytes / step);
-  const std::size_t count = std::min(most, (bytes + step - 1) / step);
-  if (step_bytes_ >= step && slots_.size() >= count) return {};
-  for (Slot& slot : slots_)
-    if (Status status = wait(slot); !status.ok()) return status;
-  slots_.clear();
-  Status status = take(step, count);
-  for (std::size_t smaller = step / 2; status.fault == Fault::host_memory && smaller >= kSmallest;
-       smaller /= 2)
-    status = take(smaller, std::min<std::size_t>(count, kSlotsEach));
-  return status;
-}
-
-Status Staging::take(std::size_t bytes, std::size_t count) {
-  step_bytes_ = bytes;
-  // One admission and one growth for all; where that fails a few will do.
-  const std::size_t each = HostStore::rounded(bytes);
-  if (!means_.host.reserve(count * each, device_).ok()) count = std::min(count, kSlotsEach);
-  for (std::size_t i = 0; i < count; ++i) {
-    Slot slot;
-    Status status = means_.host.take(bytes, device_, slot.block);
-    if (!status.ok()) return slots_.empty() ? status : Status{};
-    slots_.push_back(std::move(slot));
-  }
-  return {};
-}
-
 // Runs loop(slots of this thread) on several threads, this one among them.
 template <class Loop>
 Status Staging::run(Work& work, const Loop& loop) {
@@ -133,14 +99,14 @@ Status Staging::run(Work& work, const Loop& loop) {
   return work.status();
 }
 
-Status Staging::read_step(const File& file, const FilePart& step, Slot& slot, CUstream stream) {
+Status Staging::read_step(const Move& fetch, const FilePart& step, Slot& slot, CUstream stream) {
   if (Status status = wait(slot); !status.ok()) return status;
   const Driver& driver = device_.driver();
   CUdeviceptr at = step.range.address;
   std::uint64_t offset = step.offset;
   Status status =
       slot.block.visit(0, step.range.bytes, [&](std::byte* data, std::size_t bytes) -> Status {
-        if (Status read = file.read(offset, data, bytes); !read.ok()) return read;
+        if (Status read = fetch(offset, data, bytes); !read.ok()) return read;
         slot.busy = true;
         Status copied = check(driver.cuMemcpyHtoDAsync(at, data, bytes, stream),
                               "cuMemcpyHtoDAsync", bytes, device_.ordinal());
@@ -149,22 +115,39 @@ Status Staging::read_step(const File& file, const FilePart& step, Slot& slot, CU
         return copied;
       });
   Status marked = slot.busy ? mark(slot, stream) : Status{};
-  if (status.ok()) status = marked;
-  if (status.ok()) means_.moved_bytes += step.range.bytes;
-  return status;
+  return status.ok() ? marked : status;
 }
 
 Status Staging::read(const File& file, const std::vector<FilePart>& parts) {
   if (total_bytes(parts) == 0) return {};
+  if (Status status = prepare(parts); !status.ok()) return status;
+  const Move fetch = [&](std::uint64_t offset, std::byte* data, std::size_t bytes) {
+    Status status = file.read(offset, data, bytes);
+    if (status.ok()) means_.moved_bytes += bytes;
+    return status;
+  };
+  return read(fetch, parts);
+}
+
+Status Staging::read(const HostBlock& host, const std::vector<FilePart>& parts) {
+  const Move fetch = [&](std::uint64_t offset, std::byte* data, std::size_t bytes) {
+    return host.visit(offset, bytes, [&data](const std::byte* from, std::size_t step) {
+      std::memcpy(std::exchange(data, data + step), from, step);
+      return Status{};
+    });
+  };
+  return read(fetch, parts);
+}
+
+Status Staging::read(const Move& fetch, const std::vector<FilePart>& parts) {
   CUstream stream = nullptr;
   Status status = device_.copy_stream(Device::Direction::to_device, &stream);
-  if (status.ok()) status = prepare(parts);
   if (!status.ok()) return status;
   Work work(steps_of(parts, step_bytes_));
   return run(work, [&](const std::vector<Slot*>& slots) -> Status {
     std::size_t turn = 0;
     while (const FilePart* step = work.next()) {
-      Status one = read_step(file, *step, *slots[turn++ % slots.size()], stream);
+      Status one = read_step(fetch, *step, *slots[turn++ % slots.size()], stream);
       if (!one.ok()) return one;
     }
     return {};
@@ -186,25 +169,39 @@ Status Staging::fetch_step(const FilePart& step, Slot& slot, CUstream stream) {
   return status.ok() ? marked : status;
 }
 
-Status Staging::write_step(const File& file, const FilePart& step, Slot& slot) {
+Status Staging::write_step(const Move& store, const FilePart& step, Slot& slot) {
   if (Status status = wait(slot); !status.ok()) return status;
   std::uint64_t offset = step.offset;
-  Status status =
-      slot.block.visit(0, step.range.bytes, [&](std::byte* data, std::size_t bytes) -> Status {
-        Status written = file.write(offset, data, bytes);
-        offset += bytes;
-        return written;
-      });
-  if (status.ok()) means_.moved_bytes += step.range.bytes;
-  return status;
+  return slot.block.visit(0, step.range.bytes, [&](std::byte* data, std::size_t bytes) {
+    return store(std::exchange(offset, offset + bytes), data, bytes);
+  });
 }
 
-// While one step is written the next one is on its way.
 Status Staging::write(const File& file, const std::vector<FilePart>& parts) {
   if (total_bytes(parts) == 0) return {};
+  if (Status status = prepare(parts); !status.ok()) return status;
+  const Move store = [&](std::uint64_t offset, const std::byte* data, std::size_t bytes) {
+    Status status = file.write(offset, data, bytes);
+    if (status.ok()) means_.moved_bytes += bytes;
+    return status;
+  };
+  return write(store, parts);
+}
+
+Status Staging::write(const HostBlock& host, const std::vector<FilePart>& parts) {
+  const Move store = [&](std::uint64_t offset, const std::byte* data, std::size_t bytes) {
+    return host.visit(offset, bytes, [&data](std::byte* to, std::size_t step) {
+      std::memcpy(to, std::exchange(data, data + step), step);
+      return Status{};
+    });
+  };
+  return write(store, parts);
+}
+
+// While one step is stored the next one is on its way.
+Status Staging::write(const Move& store, const std::vector<FilePart>& parts) {
   CUstream stream = nullptr;
   Status status = device_.copy_stream(Device::Direction::to_host, &stream);
-  if (status.ok()) status = prepare(parts);
   if (!status.ok()) return status;
   Work work(steps_of(parts, step_bytes_));
   return run(work, [&](const std::vector<Slot*>& slots) -> Status {
@@ -212,7 +209,7 @@ Status Staging::write(const File& file, const std::vector<FilePart>& parts) {
     std::deque<std::pair<const FilePart*, Slot*>> fetched;
     Status one;
     auto write_first = [&] {
-      one = write_step(file, *fetched.front().first, *fetched.front().second);
+      one = write_step(store, *fetched.front().first, *fetched.front().second);
       fetched.pop_front();
     };
     while (const FilePart* step = work.next()) {

@@ -1,7 +1,8 @@
-// How do bytes move between files and a device?
+// How do bytes move between a device and what its copies cannot reach at full speed: files,
+// and host memory that is not pinned?
 //
 // Through a bounded ring of pinned host memory. Several threads each take the next
-// step of the work, move it between the file and a buffer of theirs, and give the
+// step of the work, move it between the file or backup and a buffer of theirs, and give the
 // copy between buffer and device to the device's copy stream: reading, copying and
 // writing overlap. (One thread reads a file in memory at a few GB/s; the link takes
 // what fifteen give.)
@@ -11,6 +12,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -52,6 +54,14 @@ class Staging {
   // Writes the parts into the file; everything is there when it returns.
   Status write(const File& file, const std::vector<FilePart>& parts);
 
+  // The same for parts of `host`, whose pieces are ready, through slots that must be pinned.
+  // pre: pin_slots() for these parts said that there are some.
+  Status read(const HostBlock& host, const std::vector<FilePart>& parts);
+  Status write(const HostBlock& host, const std::vector<FilePart>& parts);
+  // Sees to it that there are pinned slots; `ready` is false where there is no memory for
+  // one or the driver pins none. A failure is one of copies before.
+  Status pin_slots(const std::vector<FilePart>& parts, bool& ready);
+
  private:
   struct Slot {
     HostBlock block;
@@ -59,19 +69,33 @@ class Staging {
     bool busy = false;  // a copy that uses it may run
   };
   class Work;  // the steps of one call, and how it ends
+  // Moves bytes between `data` and a place of the file or block.
+  using Move = std::function<Status(std::uint64_t offset, std::byte* data, std::size_t bytes)>;
+  struct Want {
+    std::size_t step, count;
+  };
+  Want want(const std::vector<FilePart>& parts) const;
+  bool enough(const Want& want) const noexcept;
   Status prepare(const std::vector<FilePart>& parts);
-  Status take(std::size_t bytes, std::size_t count);
+  Status renew(const Want& want, HostUse use);
+  Status let_go();
+  Status take(std::size_t bytes, std::size_t count, HostUse use);
+  Status take_slot(std::size_t bytes, HostUse use);
   template <class Loop>
   Status run(Work& work, const Loop& loop);
-  Status read_step(const File& file, const FilePart& step, Slot& slot, CUstream stream);
+  Status read(const Move& fetch, const std::vector<FilePart>& parts);   // pre: there are slots
+  Status write(const Move& store, const std::vector<FilePart>& parts);  // pre: the same
+  Status read_step(const Move& fetch, const FilePart& step, Slot& slot, CUstream stream);
   Status fetch_step(const FilePart& step, Slot& slot, CUstream stream);
-  Status write_step(const File& file, const FilePart& step, Slot& slot);
+  Status write_step(const Move& store, const FilePart& step, Slot& slot);
   Status mark(Slot& slot, CUstream stream);
   Status wait(Slot& slot);
 
   Device& device_;
   const FileMeans means_;
-  std::size_t step_bytes_ = 0;  // of a slot
+  std::size_t step_bytes_ = 0;     // of a slot
+  HostUse use_ = HostUse::backup;  // of the slots' memory
+  bool refused_ = false;           // fewer slots were pinned than were wanted: no more tries
   std::deque<Slot> slots_;
 };
 

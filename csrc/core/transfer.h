@@ -1,9 +1,9 @@
 // How do bytes move between a device and its backups?
 //
-// Host memory: on the device's copy stream for the direction, in as few copies as the ranges
-// and the arena's spans allow. Everything is submitted first; wait() ends the
-// work. The caller has waited for the device before, so there is nothing on
-// other streams to order against.
+// Pinned host memory: on the device's copy stream for the direction, in as few copies as the
+// ranges and the arena's spans allow. Everything is submitted first; wait() ends the
+// work. Memory that is not pinned, and files: through Staging. The caller has waited for the device
+// before, so there is nothing on other streams to order against.
 #pragma once
 
 #include <cuda.h>
@@ -30,7 +30,8 @@ class Transfer {
   // The calls below need the device's context to be current.
 
   // Submits copies between all ranges of `backup` and its host block; between them and
-  // a file on disk it moves them, and of these only the last copies may still run.
+  // pageable memory or a file on disk it moves them, and of these only the last copies may
+  // still run.
   // After a failure copies may still be running: wait() before the memory goes.
   Status copy(const Backup& backup);
   // The same for one range whose bytes start at `offset` of the backup.
@@ -53,8 +54,9 @@ class Transfer {
  private:
   Status open();
   Status move(const FileBlock& disk, std::vector<FilePart> parts);
-  Status copy(const Range& range, const HostBlock& host, std::size_t offset);
-  Status submit(CUdeviceptr device, std::byte* host, std::size_t bytes);
+  Status copy(const std::vector<FilePart>& parts, const HostBlock& host);
+  Status stage(const std::vector<FilePart>& parts, const HostBlock& host);
+  Status submit(const FilePart& part, const HostBlock& host);
 
   Device& device_;
   const Device::Direction direction_;

@@ -189,12 +189,14 @@ void bind_driver(py::module_& m) {
 }
 
 Config make_config(std::size_t chunk_bytes, std::size_t margin_bytes, std::size_t host_limit_bytes,
-                   bool allow_pageable, bool retain_backup, unsigned threads, FileConfig file) {
+                   bool pin_backups, bool allow_pageable, bool retain_backup, unsigned threads,
+                   FileConfig file) {
   Config config;
   config.file = std::move(file);
   config.chunk_bytes = chunk_bytes;
   config.margin_bytes = margin_bytes;
   config.host.limit_bytes = host_limit_bytes;
+  config.host.pin_backups = pin_backups;
   config.host.allow_pageable = allow_pageable;
   config.host.retain = retain_backup;
   config.host.touch_threads = threads;
@@ -211,8 +213,8 @@ void bind_allocator(py::module_& m) {
            py::arg("folder"));
   py::class_<Config>(m, "Config")
       .def(py::init(&make_config), py::kw_only(), py::arg("chunk_bytes"), py::arg("margin_bytes"),
-           py::arg("host_limit_bytes"), py::arg("allow_pageable"), py::arg("retain_backup"),
-           py::arg("threads"), py::arg("file"));
+           py::arg("host_limit_bytes"), py::arg("pin_backups"), py::arg("allow_pageable"),
+           py::arg("retain_backup"), py::arg("threads"), py::arg("file"));
   py::class_<Allocator, std::shared_ptr<Allocator>>(m, "Allocator")
       .def(py::init([](std::shared_ptr<Driver> driver, const Config& config) {
              return std::make_shared<Allocator>(std::move(driver), config);

@@ -108,6 +108,7 @@ TYPES: list[Callable[[], object]] = [
     lambda: cumem.Options(chunk_bytes=True),
     lambda: cumem.Options(chunk_bytes=None),
     lambda: cumem.Options(host_limit_bytes=1.5),
+    lambda: cumem.Options(pin_backups=0),
     lambda: cumem.Options(allow_pageable=1),
     lambda: cumem.Options(retain_backup="yes"),
     lambda: cumem.Options(warn_empty_scope=None),
