@@ -6,17 +6,16 @@ random, its parts and shapes are those of real models.
 
 from __future__ import annotations
 
-import ctypes
 import math
 import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
+from safetensors.torch import save_file
 from torch import nn
 from torch.nn import functional
 
-from cumem._snapshot_format import Notes, header_bytes
 from cumem.loading import Loaded, load_into
 
 _DTYPE = torch.bfloat16
@@ -243,11 +242,7 @@ def save_random(shape: Shape, file: Path) -> None:
     with torch.device("meta"):
         names = dict(Llama(shape).named_parameters())
     source = torch.Generator().manual_seed(0)
-    with file.open("wb") as written:
-        written.write(header_bytes(names, Notes(Llama.__name__, {}, {}, ())))
-        for like in names.values():
-            made = _random(like, source)
-            written.write(ctypes.string_at(made.data_ptr(), made.nbytes))  # needs no numpy
+    save_file({name: _random(like, source) for name, like in names.items()}, file)
 
 
 def _random(like: torch.Tensor, source: torch.Generator) -> torch.Tensor:
