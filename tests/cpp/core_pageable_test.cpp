@@ -1,5 +1,6 @@
 // Do copies of backups in pageable memory go through pinned slots, byte for byte, and leave an
 // exact state whatever fails?
+#include "failures.h"
 #include "models.h"
 
 namespace {
