@@ -166,12 +166,12 @@ def _wait_for_move(tag: str, device: int = -1) -> None:
             f"a hook of a sleep or wake of tag {tag!r} tried to open a scope of that tag. "
             "Nothing was opened; return from the hook first."
         )
-    place = (threading.get_ident(), tag)
-    _state.waiting.append(place)
+    place, waiting = (threading.get_ident(), tag), _state.waiting  # the state may be replaced
+    waiting.append(place)
     try:
         _settled.wait_for(lambda: tag not in _state.moving and not _dropped_elsewhere(device))
     finally:
-        _state.waiting.remove(place)
+        waiting.remove(place)
         _settled.notify_all()
 
 
