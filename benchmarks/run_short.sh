@@ -14,6 +14,7 @@ large_gib=${LARGE_GIB:-64}
 kv_gib=${KV_GIB:-64}
 many=${MANY:-10000}
 pretouch=${PRETOUCH:-18}
+large_pretouch=${LARGE_PRETOUCH:-66}
 here=$(dirname "$0")
 python=${PYTHON:-python}
 status=0
@@ -30,5 +31,5 @@ measure sleep bench_sleep.py --gib "$gib" --kv-gib "$kv_gib" --many "$many" \
   --pretouch "$pretouch" --processes 1 --cycles 3 --row-seconds 4
 measure switch bench_switch.py --gib "$gib" --cycles 3 --row-seconds 4
 measure large bench_sleep.py --gib "$large_gib" --scenarios later --changed 0 \
-  --cycles 2 --row-seconds 4
+  --cycles 2 --row-seconds 4 --pretouch "$large_pretouch"
 exit $status

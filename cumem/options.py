@@ -79,7 +79,7 @@ class Options:
         load_buffer_bytes: what one of them moves at a time, a multiple of 4 KiB.
         load_ring_bytes: most pinned host memory for all of it, at most 1 GiB. Copies from and
             to pageable backups go through the same threads and memory, for each device.
-        host_threads: threads that touch new host memory; 0: one per processor.
+        host_threads: threads that touch new host memory; 0: three for each four processors.
         staging_bytes: the most that goes in one piece from a file to a module where it is
             not read straight into place, or back, at least 4 KiB. Host memory of twice that
             is used meanwhile.

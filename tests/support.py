@@ -21,6 +21,7 @@ from cumem.testing import EmulatedDriver
 
 MIB = 1 << 20
 GRANULE = 2 * MIB
+CUDA_ERROR_OUT_OF_MEMORY = 2
 
 
 # Contents
@@ -165,36 +166,50 @@ class DriverUnderTest:
         wanted = (self.free_bytes() - leaves) // GRANULE * GRANULE
         assert wanted > 0, "the device is too full for this test"
         if self._emulator is None:
-            tenant = torch.empty(wanted, dtype=torch.uint8, device="cuda")
-            try:
-                yield
-            finally:
-                del tenant
-                torch.cuda.empty_cache()
-            return
-        with PlainMemory(self._emulator.machine, wanted):
+            tenant = PlainMemory("libcuda.so.1", 0, wanted)
+        else:
+            tenant = PlainMemory(_runtime.emulator_library(), self._emulator.machine * 64, wanted)
+        with tenant:
             yield
 
 
 class PlainMemory:
-    """Memory that a tenant without cumem takes from the emulated driver."""
+    """Memory that a tenant without cumem takes from the driver.
 
-    def __init__(self, machine: int, size: int) -> None:
-        self._driver = ctypes.CDLL(_runtime.emulator_library())
-        self._device = machine * 64
+    A real driver needs some of what it calls free for itself: then it is that much less.
+    """
+
+    def __init__(self, library: str, device: int, size: int) -> None:
+        self._driver = ctypes.CDLL(library)
+        self._device = device
         self._size = size
-        self._address = ctypes.c_uint64()
+        self._addresses: list[ctypes.c_uint64] = []
 
     def __enter__(self) -> PlainMemory:
-        self._under_context(
-            lambda: self._driver.cuMemAlloc_v2(
-                ctypes.byref(self._address), ctypes.c_size_t(self._size)
-            )
-        )
+        self._under_context(self._take)
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._under_context(lambda: self._driver.cuMemFree_v2(self._address))
+        self._under_context(self._give_back)
+
+    def _take(self) -> int:
+        part = self._size
+        while self._size >= part >= GRANULE:
+            address = ctypes.c_uint64()
+            code = self._driver.cuMemAlloc_v2(ctypes.byref(address), ctypes.c_size_t(part))
+            if code == 0:
+                self._addresses.append(address)
+                self._size -= part
+            elif code == CUDA_ERROR_OUT_OF_MEMORY:
+                part = part // 2 // GRANULE * GRANULE
+            else:
+                return int(code)
+            part = min(part, self._size // GRANULE * GRANULE)
+        return 0
+
+    def _give_back(self) -> int:
+        codes = [self._driver.cuMemFree_v2(address) for address in self._addresses]
+        return max(codes, default=0)
 
     def _under_context(self, call: Callable[[], int]) -> None:
         context = ctypes.c_void_p()

@@ -11,6 +11,10 @@ namespace {
 // link busy over a release (measured: under a millisecond), in few bytes.
 constexpr std::size_t kAhead = std::size_t{512} << 20;
 
+// Among how many arriving segments one is looked for that fits what is there. Models
+// repeat their sizes from layer to layer, so a few layers hold them all.
+constexpr std::size_t kChoice = 64;
+
 // How much released memory is given time to be scrubbed, where there is so much.
 constexpr std::size_t kReserve = std::size_t{1} << 30;
 
@@ -65,11 +69,22 @@ Status Exchange::make_room(std::size_t bytes, SleepResult& result) {
   return bytes + reserve_ <= room_ ? Status{} : give_back(result);
 }
 
+// Moves it to the front of those that are not mapped yet.
+Segment& Exchange::next_to_arrive() {
+  const auto first = arriving_.begin() + static_cast<std::ptrdiff_t>(mapped_.size());
+  const std::size_t left = arriving_.size() - mapped_.size();
+  const auto last = first + static_cast<std::ptrdiff_t>(std::min(kChoice, left));
+  const auto fits = [this](const Segment* one) { return one->bytes_to_create(pool_) == 0; };
+  const auto found = pool_.bytes() == 0 ? last : std::find_if(first, last, fits);
+  if (found != last) std::rotate(first, found, found + 1);
+  return **first;
+}
+
 // Maps as many as fit. That the device has less room than we know of (somebody else
 // allocates) is no error while something is still to leave.
 Status Exchange::bring_in(const WakeRequest& request, SleepResult& result) {
   while (mapped_.size() < arriving_.size()) {
-    Segment& next = *arriving_[mapped_.size()];
+    Segment& next = next_to_arrive();
     const bool last_chance = released_ == leaving_.size();
     const std::size_t fresh = next.bytes_to_create(pool_);
     if (fresh > 0)

@@ -8,10 +8,13 @@
 // driver. The thread itself only waits for the device, so it keeps both directions
 // busy.
 //
+// So whoever can take what is there arrives first, where that is one of the next few.
+//
 // Memory of other sizes does go through the driver, which scrubs what was released
-// before it hands it out again; a creation that needs memory under scrub waits. So a
-// reserve of room is left alone until nothing more is to leave: what is handed out was
-// released a while ago.
+// before it hands it out again. The scrub takes device memory's bandwidth from the
+// copies (measured: 37 GB/s beside it, 55 GB/s without), and a creation that needs memory
+// under scrub waits. So a reserve of room is left alone until nothing more is to leave:
+// what is handed out was released a while ago.
 #pragma once
 
 #include <cstddef>
@@ -59,6 +62,7 @@ class Exchange {
   Status release_next(SleepResult& result);
   Status bring_in(const WakeRequest& request, SleepResult& result);
   Status make_room(std::size_t bytes, SleepResult& result);
+  Segment& next_to_arrive();
   Status give_back(SleepResult& result);
   Status settle();
 

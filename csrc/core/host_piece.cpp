@@ -67,16 +67,6 @@ void HostPiece::touch(std::size_t block) noexcept {
 Status HostPiece::make_ready(const HostConfig& config) {
   if (ready_) return {};
   std::lock_guard<std::mutex> lock(commit_mutex_);
-  if (!refused_.ok()) return std::exchange(refused_, {});
-  return commit(config);
-}
-
-void HostPiece::make_ready_unless_busy(const HostConfig& config) {
-  std::unique_lock<std::mutex> lock(commit_mutex_, std::try_to_lock);
-  if (lock.owns_lock() && refused_.ok()) refused_ = commit(config);
-}
-
-Status HostPiece::commit(const HostConfig& config) {
   if (ready_) return {};
   const auto started = std::chrono::steady_clock::now();
   for (std::size_t block = 0; block < blocks(); ++block) touch(block);

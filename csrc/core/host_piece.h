@@ -36,8 +36,6 @@ class HostPiece {
   // will not pin is ready as pageable memory, unless the configuration or its use forbids
   // it: then every call fails and the piece is of no use.
   Status make_ready(const HostConfig& config);
-  // The same, but where another thread is at it: then nothing.
-  void make_ready_unless_busy(const HostConfig& config);
   // Unpins. On failure the pages must stay: the driver may still use them.
   Status unpin() noexcept;
 
@@ -60,7 +58,6 @@ class HostPiece {
 
  private:
   HostPiece(const Driver& driver, std::byte* data, std::size_t bytes, HostUse use);
-  Status commit(const HostConfig& config);  // pre: commit_mutex_ is held
   Status pin() noexcept;
 
   const Driver& driver_;
@@ -70,7 +67,6 @@ class HostPiece {
   const HostUse use_;
   std::size_t free_bytes_;
   std::mutex commit_mutex_;                 // held while pages are pinned
-  Status refused_;                          // a helper's failure, for whoever needs the piece
   std::vector<std::atomic<bool>> claimed_;  // a block that some thread touches or has touched
   std::atomic<std::size_t> touched_{0};     // blocks that are done
   double touch_seconds_ = 0;

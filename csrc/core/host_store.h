@@ -8,8 +8,7 @@
 // Note [Cold pieces]: taking memory is cheap; making its pages is not. A block may
 // lie in pieces that are still cold. Threads of the store touch them in order, and
 // whoever copies calls make_ready() on each span's piece first, so that new memory,
-// its pinning and the copies overlap. Where pinning is what takes longest, threads that
-// have nothing left to touch help with it.
+// its pinning and the copies overlap.
 //
 // Note [Pinned or pageable]: a piece that the driver refuses to pin is kept as
 // pageable memory where the configuration allows it, and every piece is where the
@@ -42,7 +41,7 @@ struct HostConfig {
   bool pin_backups = true;
   bool allow_pageable = true;             // where pinning is refused
   bool retain = true;                     // keep pieces between cycles
-  unsigned touch_threads = 0;             // 0: by the number of processors
+  unsigned touch_threads = 0;             // 0: three quarters of the processors
   std::shared_ptr<const cpu_set_t> near;  // where to touch; null: anywhere
 };
 
@@ -95,7 +94,7 @@ struct HostUsage {
   std::size_t used_bytes = 0;      // of those, in backups now
   std::size_t pageable_bytes = 0;  // of those held, not pinned
   double touch_seconds = 0;        // that copies waited for pages of these pieces
-  double pin_seconds = 0;          // that pinning them took, added up over threads
+  double pin_seconds = 0;          // that pinning them took
 };
 
 class HostStore {
@@ -140,11 +139,8 @@ class HostStore {
   std::size_t idle_bytes(HostUse use) const;
   Status admit(std::size_t bytes, int device) const;
   Status grow(std::size_t bytes, const Device& device, HostUse use);
-  // pre: growth_mutex_ is held. `context` is where helpers pin.
-  void touch_ahead(const HostConfig& config, CUcontext context);
-  void pin_ahead(const std::vector<HostPiece*>& cold, const HostConfig& config,
-                 CUcontext context) const;
-  void join_touchers();  // pre: growth_mutex_ is held, or nobody else is left
+  void touch_ahead(const HostConfig& config);  // pre: growth_mutex_ is held
+  void join_touchers();                        // pre: growth_mutex_ is held, or nobody else is left
   template <class Chosen>
   std::size_t release(const Chosen& chosen);
   bool carve(std::size_t bytes, HostUse use, HostBlock& out);

@@ -147,7 +147,7 @@ def test_room_for_one_segment_is_enough(
         module = uneven(8)
     filled(module)
     expected = bytes_of(module)
-    with driver.another_tenant(leaves=13 * MIB):
+    with driver.another_tenant(leaves=20 * MIB):
         adopted = cumem.adopt(module)
     assert adopted.segments >= 8
     assert bytes_of(module) == expected

@@ -48,14 +48,15 @@ def test_an_unknown_tag_is_refused_with_the_choices(make_pools: bool) -> None:
 
     async def use(controller: SleepController) -> None:
         for call in (controller.sleep, controller.wake_up):
-            with pytest.raises(ValueError, match=r"unknown tag 'wieghts' .*known tags: 'weights'"):
+            with pytest.raises(ValueError, match=r"unknown tag 'wieghts' .*known tags: .*'weights'"):
                 await call()
         assert controller.history == ()
 
-    kept = pool_of("weights") if make_pools else None
-    if make_pools:
-        with pytest.raises(ValueError, match=r"unknown tag 'wieghts' .*known tags: 'weights'"):
+    if make_pools or cumem.stats().tags:  # on a GPU, a process keeps the tags of other tests
+        kept = pool_of("weights")
+        with pytest.raises(ValueError, match=r"unknown tag 'wieghts' .*known tags: .*'weights'"):
             SleepController(tags=["weights", "wieghts"])
+        del kept
         return
     controller = SleepController(tags=["weights", "wieghts"])
     kept = pool_of("weights")
@@ -76,6 +77,7 @@ def test_a_controller_may_be_older_than_its_pools() -> None:
     del kept
 
 
+@pytest.mark.needs("fresh process for each test")
 def test_an_idle_sleep_of_an_unknown_tag_is_in_the_history() -> None:
     async def use(controller: SleepController) -> None:
         async with controller:

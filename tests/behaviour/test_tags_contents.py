@@ -216,7 +216,8 @@ def test_a_sleep_report_adds_up(driver: DriverUnderTest) -> None:
     assert report.copied_bytes + report.skipped_bytes == report.offloaded_bytes
     assert report.host_bytes == cumem.stats().host_bytes >= report.offloaded_bytes
     assert (report.tags, report.devices) == ({"weights", "kv_cache"}, (0,))
-    assert 0 < sum(report.phases.values()) <= report.seconds
+    within_copy = report.phases["touch"] + report.phases["pin"]
+    assert 0 < sum(report.phases.values()) - within_copy <= report.seconds
     del tensors, kept
 
 

@@ -1,5 +1,4 @@
-// Is new host memory pinned by several threads at once, and is a refusal to any of them
-// told to whoever needs the memory?
+// Is each piece of new host memory pinned once, and is a refusal of any of them told?
 #include <memory>
 #include <vector>
 
@@ -12,7 +11,7 @@ using rig::Config;
 using rig::Part;
 using rig::Rig;
 
-constexpr std::size_t kPieces = 26;  // enough for every helper
+constexpr std::size_t kPieces = 26;
 
 Config many_pieces(bool allow_pageable) {
   Config config = rig::small_chunks();
@@ -31,7 +30,7 @@ struct Scene {
   Part part;
 };
 
-TEST(every_piece_is_pinned_once_whoever_pins_it) {
+TEST(every_piece_is_pinned_once) {
   Scene scene(false);
   const std::uint64_t before = scene.r.computer.ledger().host_registrations;
   REQUIRE(scene.sleep().ok());
@@ -41,7 +40,7 @@ TEST(every_piece_is_pinned_once_whoever_pins_it) {
   CHECK(scene.part.intact(scene.r));
 }
 
-TEST(a_piece_that_is_refused_is_pageable_whoever_was_refused) {
+TEST(a_piece_that_is_refused_is_pageable) {
   for (const long nth : {1, 9, 26}) {
     Scene scene(true);
     rig::fail_call(scene.r, "cuMemHostRegister", nth, CUDA_ERROR_OUT_OF_MEMORY);
@@ -52,7 +51,7 @@ TEST(a_piece_that_is_refused_is_pageable_whoever_was_refused) {
   }
 }
 
-TEST(a_refusal_to_a_helper_fails_the_sleep_where_pinning_is_required) {
+TEST(a_refusal_fails_the_sleep_where_pinning_is_required) {
   for (long nth = 1; nth <= static_cast<long>(kPieces); nth += 5) {
     Scene scene(false);
     rig::fail_call(scene.r, "cuMemHostRegister", nth, CUDA_ERROR_OUT_OF_MEMORY);
@@ -66,15 +65,15 @@ TEST(a_refusal_to_a_helper_fails_the_sleep_where_pinning_is_required) {
   }
 }
 
-TEST(memory_that_helpers_pin_ahead_is_given_back) {
+TEST(memory_that_was_never_pinned_is_given_back) {
   Scene scene(false);
   const std::uint64_t before = scene.r.computer.ledger().host_registrations;
   cumem::Device* device = nullptr;
   REQUIRE(scene.r.allocator->device(0, &device).ok());
   REQUIRE(scene.r.allocator->host().reserve(kPieces * kChunk, *device).ok());
   CHECK_EQ(scene.r.allocator->host().pieces().size(), kPieces);
-  CHECK_EQ(scene.r.allocator->release_host(), kPieces * kChunk);
   CHECK_EQ(scene.r.computer.ledger().host_registrations, before);
+  CHECK_EQ(scene.r.allocator->release_host(), kPieces * kChunk);
 }
 
 }  // namespace
