@@ -1,6 +1,7 @@
 """How long does a checkpoint take from a file to the device?
 
     python benchmarks/bench_load.py --gib 8 --json load.json
+    python benchmarks/bench_load.py --libraries cumem --rings 15,4,128 12,4,128 15,16,512
 
 README.md beside this file says what each number means.
 """
@@ -19,7 +20,7 @@ from typing import Any
 
 from load_files import write_model
 from processes import command_of, say, write_json
-from settings import GIB, add_json, count, size
+from settings import GIB, MIB, add_json, count, size
 from tables import EMULATED, text_table
 
 LIBRARIES = ("cumem", "safetensors", "fastsafetensors", "runai")
@@ -27,20 +28,43 @@ _WORKER = Path(__file__).with_name("load_worker.py")
 _SLOWEST = 1e8  # bytes a second: a library that is slower is given up
 
 
-def run_worker(library: str, path: Path, loads: int, folder: Path, payload: int) -> dict[str, Any]:
+def ring(text: str) -> dict[str, int]:
+    """Threads, and MiB of a buffer and of the ring, as options of cumem."""
+    threads, buffer, total = (int(part) for part in text.split(","))
+    return {
+        "load_threads": threads,
+        "load_buffer_bytes": buffer * MIB,
+        "load_ring_bytes": total * MIB,
+    }
+
+
+def run_worker(
+    library: str, path: Path, loads: int, payload: int, options: dict[str, int]
+) -> dict[str, Any]:
     """One library in a process of its own."""
-    result = folder / f"{library}.json"
+    result = path.with_suffix(".json")
     words = [sys.executable, str(_WORKER), library, str(path), str(loads), str(result)]
+    words.append(json.dumps(options))
     limit = 60 + loads * payload / _SLOWEST
+    asked = {"library": library, "options": options}
     try:
         done = subprocess.run(words, capture_output=True, text=True, timeout=limit, check=False)
     except subprocess.TimeoutExpired:
-        return {"library": library, "unavailable": f"it took more than {limit:.0f} s"}
+        return {**asked, "unavailable": f"it took more than {limit:.0f} s"}
     if done.returncode != 0:
         last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        return {"library": library, "unavailable": f"exit {done.returncode}: {last}"}
-    found: dict[str, Any] = json.loads(result.read_text(encoding="utf-8"))
-    return found
+        return {**asked, "unavailable": f"exit {done.returncode}: {last}"}
+    return {**asked, **json.loads(result.read_text(encoding="utf-8"))}
+
+
+def label(options: dict[str, int]) -> str:
+    mib = [options[name] // MIB for name in ("load_buffer_bytes", "load_ring_bytes")]
+    return f"({options['load_threads']} threads, {mib[0]} of {mib[1]} MiB)"
+
+
+def name_of(result: dict[str, Any]) -> str:
+    options = result["options"]
+    return f"{result['library']} {label(options)}" if options else str(result["library"])
 
 
 def table(results: Sequence[dict[str, Any]], payload: int) -> str:
@@ -53,7 +77,7 @@ def table(results: Sequence[dict[str, Any]], payload: int) -> str:
             moves = row != "reload: sleep"
             lines.append(
                 (
-                    f"{result['library']} {result['version']}: {row}",
+                    f"{name_of(result)} {result['version']}: {row}",
                     str(len(samples)),
                     f"{seconds * 1e3:.1f}",
                     f"{rate:.1f}" if moves else "-",
@@ -70,27 +94,39 @@ def shown(results: Sequence[dict[str, Any]], payload: int, folder: Path) -> str:
     if there and there[0]["environment"]["emulated"]:
         lines.insert(0, EMULATED)
     lines.append(table(there, payload))
-    lines += [f"{r['library']}: {r['unavailable']}" for r in results if "unavailable" in r]
+    lines += [f"{name_of(r)}: {r['unavailable']}" for r in results if "unavailable" in r]
     for result in there:
         if memory := result["memory"]:
             more = memory["device_bytes"] - memory["payload_bytes"]
             lines.append(
-                f"cumem: device memory {more} bytes beside the payload, "
+                f"{name_of(result)}: device memory {more} bytes beside the payload, "
                 f"host memory {memory['host_bytes'] / GIB:.2f} GiB"
             )
     return "\n".join(lines)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the benchmark; returns the exit status."""
-    words = list(sys.argv[1:] if arguments is None else arguments)
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description="Time from a file to tensors on the device.")
     parser.add_argument("--gib", type=size, default=8.0, help="size of the checkpoint")
     parser.add_argument("--loads", type=count, default=3, help="loads in each process")
     parser.add_argument("--folder", type=Path, default=Path("/dev/shm"), help="for the file")
     parser.add_argument("--libraries", nargs="+", choices=LIBRARIES, default=list(LIBRARIES))
+    parser.add_argument(
+        "--rings",
+        nargs="+",
+        type=ring,
+        default=[],
+        metavar="THREADS,BUFFER,RING",
+        help="also load with these numbers of threads and MiB of pinned memory",
+    )
     add_json(parser)
-    asked = parser.parse_args(words)
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the benchmark; returns the exit status."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    asked = _parser().parse_args(words)
     with tempfile.TemporaryDirectory(dir=asked.folder, prefix="bench_load-") as name:
         folder = Path(name)
         path = folder / "model.safetensors"
@@ -98,13 +134,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         results = []
         for library in asked.libraries:
             say(f"{library} ...")
-            results.append(run_worker(library, path, asked.loads, folder, payload))
+            results.append(run_worker(library, path, asked.loads, payload, {}))
+        for options in asked.rings:
+            say(f"cumem {label(options)} ...")
+            results.append(run_worker("cumem", path, asked.loads, payload, options))
     print(shown(results, payload, asked.folder))
     record = {
         "benchmark": "load",
         "command": command_of("bench_load.py", words),
         "payload_bytes": payload,
-        "results": {result["library"]: result for result in results},
+        "results": {name_of(result): result for result in results},
     }
     write_json(asked.json, record)
     return 0 if "unavailable" not in results[0] else 1

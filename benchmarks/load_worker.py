@@ -1,6 +1,7 @@
 """Measures how one library loads one file; ``bench_load.py`` starts it.
 
-Its arguments are the library, the file, the number of loads and the file for the result.
+Its arguments are the library, the file, the number of loads, the file for the result and
+options of cumem as JSON.
 What a process does once whatever it loads (a CUDA context, kernels, imports) is done
 before the clock starts; pinned memory and caches of the library are not.
 """
@@ -38,7 +39,8 @@ def _with_safetensors(path: str, device: torch.device) -> Tensors:
 def _with_fastsafetensors(path: str, device: torch.device) -> Tensors:
     from fastsafetensors import SafeTensorsFileLoader, SingleGroup
 
-    loader = SafeTensorsFileLoader(SingleGroup(), str(device), nogds=True)
+    where = str(device) if device.index is not None else f"{device.type}:0"
+    loader = SafeTensorsFileLoader(SingleGroup(), where, nogds=True)
     loader.add_filenames({0: [path]})
     buffer = loader.copy_files_to_device()
     return {name: buffer.get_tensor(name) for name in loader.get_keys()}
@@ -127,7 +129,8 @@ def measure(library: str, path: str, count: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    library, path, count, result = sys.argv[1:]
+    library, path, count, result, options = sys.argv[1:]
+    cumem.configure(cumem.Options(**json.loads(options)))
     try:
         found = measure(library, path, int(count))
     except ImportError as error:

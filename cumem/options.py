@@ -75,7 +75,8 @@ class Options:
         clean_check: how a sleep finds out what has not changed: ``"digest"``,
             ``"never"`` or ``"declared"``.
         disk_dir: folder for what sleeps to disk; it needs room for all of it.
-        load_threads: threads that read and write files; 0: one per processor, at most 16.
+        load_threads: threads that read and write files; 0: one per processor but one, at
+            most 16.
         load_buffer_bytes: what one of them moves at a time, a multiple of 4 KiB.
         load_ring_bytes: most pinned host memory for all of it, at most 1 GiB. Copies from and
             to pageable backups go through the same threads and memory, for each device.
@@ -100,8 +101,8 @@ class Options:
     warn_empty_scope: bool = True
     disk_dir: str | None = None
     load_threads: int = 0
-    load_buffer_bytes: int = 16 * MIB
-    load_ring_bytes: int = 512 * MIB
+    load_buffer_bytes: int = 4 * MIB
+    load_ring_bytes: int = 128 * MIB
     nvtx: bool = False
 
     def __post_init__(self) -> None:

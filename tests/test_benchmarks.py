@@ -46,6 +46,7 @@ DRY_RUNS = {
     "bench_load.py": [
         *("--gib", "0.01", "--loads", "2", "--folder", "/tmp"),
         *("--libraries", "cumem", "safetensors", "runai"),
+        *("--rings", "2,1,4", "2,8,4"),
     ],
     "profile_sleep.py": ["--gib", "0.01", "--rest", "0"],
 }
@@ -124,6 +125,9 @@ def test_loads_are_measured_and_checked(dry_runs: dict[str, Any]) -> None:
     memory = record["results"]["cumem"]["memory"]
     assert 0 <= memory["device_bytes"] - memory["payload_bytes"] <= 2 * MIB
     assert memory["host_bytes"] <= GIB
+    ring = record["results"]["cumem (2 threads, 1 of 4 MiB)"]
+    assert (list(ring["rows"]), ring["memory"]["host_bytes"]) == (list(rows), 4 * MIB)
+    assert "load_ring_bytes" in record["results"]["cumem (2 threads, 8 of 4 MiB)"]["unavailable"]
 
 
 def test_stream_wake_benchmark_writes_its_rows(dry_runs: dict[str, Any]) -> None:

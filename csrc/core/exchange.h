@@ -11,10 +11,9 @@
 // So whoever can take what is there arrives first, where that is one of the next few.
 //
 // Memory of other sizes does go through the driver, which scrubs what was released
-// before it hands it out again. The scrub takes device memory's bandwidth from the
-// copies (measured: 37 GB/s beside it, 55 GB/s without), and a creation that needs memory
-// under scrub waits. So a reserve of room is left alone until nothing more is to leave:
-// what is handed out was released a while ago.
+// before it hands it out again. Copies are slower meanwhile (measured: 37 GB/s instead of
+// 55), and a creation that needs memory under scrub waits. So a reserve of room is left
+// alone until nothing more is to leave: what is handed out was released a while ago.
 #pragma once
 
 #include <cstddef>

@@ -27,8 +27,10 @@ namespace cumem {
 
 struct FileConfig {
   unsigned threads = 0;  // 0: by the number of processors
-  std::size_t buffer_bytes = std::size_t{16} << 20;
-  std::size_t ring_bytes = std::size_t{512} << 20;
+  // Small enough that what a thread reads is still in the processor's caches when the device
+  // fetches it: 8 GiB from a tmpfs came at 46 GB/s, with 16 and 512 MiB at 33 (measured).
+  std::size_t buffer_bytes = std::size_t{4} << 20;
+  std::size_t ring_bytes = std::size_t{128} << 20;
   std::string folder;  // for backups on disk; empty: there can be none
 };
 

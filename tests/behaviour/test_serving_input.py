@@ -46,15 +46,17 @@ def test_wrong_arguments_change_nothing(call: Any, error: type[Exception], messa
 def test_an_unknown_tag_is_refused_with_the_choices(make_pools: bool) -> None:
     """At once where there are pools; else the engine may still be built: at the first call."""
 
+    message = r"unknown tag 'wieghts' .*known tags: .*'weights'"
+
     async def use(controller: SleepController) -> None:
         for call in (controller.sleep, controller.wake_up):
-            with pytest.raises(ValueError, match=r"unknown tag 'wieghts' .*known tags: .*'weights'"):
+            with pytest.raises(ValueError, match=message):
                 await call()
         assert controller.history == ()
 
     if make_pools or cumem.stats().tags:  # on a GPU, a process keeps the tags of other tests
         kept = pool_of("weights")
-        with pytest.raises(ValueError, match=r"unknown tag 'wieghts' .*known tags: .*'weights'"):
+        with pytest.raises(ValueError, match=message):
             SleepController(tags=["weights", "wieghts"])
         del kept
         return

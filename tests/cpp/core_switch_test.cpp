@@ -102,6 +102,21 @@ TEST(a_large_model_follows_a_small_one_and_a_small_one_a_large_one) {
   }
 }
 
+// One allocation a segment, so that memory fits only a segment of the same size.
+TEST(whoever_fits_the_memory_at_hand_arrives_first) {
+  rig::Config config = rig::small_chunks();
+  config.chunk_bytes = 8 * kChunk;
+  Pair pair({kChunk, 2 * kChunk, 3 * kChunk, 4 * kChunk, 5 * kChunk, 6 * kChunk},
+            {6 * kChunk, 5 * kChunk, 4 * kChunk, 3 * kChunk, 2 * kChunk, kChunk}, 28 * kChunk,
+            config);
+  SwitchResult result;
+  REQUIRE(pair.go(&result).ok());
+  pair.expect_switched();
+  // The two smallest came into free room before anything left; all others changed hands.
+  CHECK_EQ(result.sleep.freed_bytes, 3 * kChunk);
+  pair.end();
+}
+
 TEST(a_switch_of_nothing_and_of_one_side_only) {
   Pair pair;
   const Model nothing(pair.r, {}, 1);
