@@ -165,25 +165,23 @@ class DriverUnderTest:
         """Somebody else takes device memory, all but ``leaves`` bytes."""
         wanted = (self.free_bytes() - leaves) // GRANULE * GRANULE
         assert wanted > 0, "the device is too full for this test"
-        if self._emulator is None:
-            tenant = PlainMemory("libcuda.so.1", 0, wanted)
-        else:
-            tenant = PlainMemory(_runtime.emulator_library(), self._emulator.machine * 64, wanted)
-        with tenant:
+        machine = None if self._emulator is None else self._emulator.machine
+        with PlainMemory(machine, wanted):
             yield
 
 
 class PlainMemory:
-    """Memory that a tenant without cumem takes from the driver.
+    """Memory that a tenant without cumem takes from the driver: an emulated one, or the real.
 
     A real driver needs some of what it calls free for itself: then it is that much less.
     """
 
-    def __init__(self, library: str, device: int, size: int) -> None:
-        self._driver = ctypes.CDLL(library)
-        self._device = device
+    def __init__(self, machine: int | None, size: int) -> None:
+        real = machine is None
+        self._driver = ctypes.CDLL("libcuda.so.1" if real else _runtime.emulator_library())
+        self._device = 0 if machine is None else machine * 64
         self._size = size
-        self._addresses: list[ctypes.c_uint64] = []
+        self.parts: list[tuple[int, int]] = []  # address and bytes
 
     def __enter__(self) -> PlainMemory:
         self._under_context(self._take)
@@ -193,22 +191,22 @@ class PlainMemory:
         self._under_context(self._give_back)
 
     def _take(self) -> int:
-        part = self._size
-        while self._size >= part >= GRANULE:
+        left = part = self._size
+        while part >= GRANULE:
             address = ctypes.c_uint64()
             code = self._driver.cuMemAlloc_v2(ctypes.byref(address), ctypes.c_size_t(part))
             if code == 0:
-                self._addresses.append(address)
-                self._size -= part
+                self.parts.append((address.value, part))
+                left -= part
             elif code == CUDA_ERROR_OUT_OF_MEMORY:
                 part = part // 2 // GRANULE * GRANULE
             else:
                 return int(code)
-            part = min(part, self._size // GRANULE * GRANULE)
+            part = min(part, left // GRANULE * GRANULE)
         return 0
 
     def _give_back(self) -> int:
-        codes = [self._driver.cuMemFree_v2(address) for address in self._addresses]
+        codes = [self._driver.cuMemFree_v2(ctypes.c_uint64(address)) for address, _ in self.parts]
         return max(codes, default=0)
 
     def _under_context(self, call: Callable[[], int]) -> None:

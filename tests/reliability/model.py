@@ -178,7 +178,8 @@ class Tenant(PlainMemory):
 
     def dirty(self) -> None:
         with outside_scopes():
-            memory_at(self._address.value, self._size).fill_(0xA5)
+            for address, size in self.parts:
+                memory_at(address, size).fill_(0xA5)
 
 
 def check_stats(emulator: EmulatedDriver, *, refused: bool) -> None:

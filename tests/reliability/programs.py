@@ -62,11 +62,20 @@ requests = st.builds(
     st.none() | some_tags,
 )
 fills = st.sampled_from([None, "zero", "poison"])
+
+
+def _options(where: tuple[bool, bool], **others: Any) -> cumem.Options:
+    pinned, pageable = where
+    return cumem.Options(pin_backups=pinned, allow_pageable=pageable, **others)
+
+
 options = st.builds(
-    cumem.Options,
+    _options,
+    where=st.sampled_from([(True, True), (True, False), (False, True)]),
     chunk_bytes=st.sampled_from([GRANULE, 6 * MIB, 256 * MIB]),
     host_limit_bytes=st.sampled_from([None, None, MIB, 12 * MIB]),
-    allow_pageable=st.booleans(),
+    load_buffer_bytes=st.just(MIB // 4),
+    load_ring_bytes=st.just(MIB),
     retain_backup=st.booleans(),
     clean_check=st.sampled_from(list(cumem.CleanCheck)),
     warn_empty_scope=st.just(False),
