@@ -1,6 +1,6 @@
 """How does a serving application get sleep and wake over HTTP?
 
-    pip install "cumem[serve]" fastapi
+    pip install -e '.[serve]' fastapi
     python examples/serve_fastapi.py              # then, in another shell:
     curl http://127.0.0.1:8000/double --json 21
     curl -X POST http://127.0.0.1:8000/engine/sleep

@@ -118,8 +118,10 @@ class Lifecycle:
 
     def _refusal(self, why: str) -> NotServingError:
         self.refused += 1
-        asleep = choices(self.own.asleep())
-        message = f"the request was refused: {why} (asleep: {asleep}). Nothing was run; try again."
+        message = (
+            f"the request was refused: {why} (asleep: {choices(self.own.asleep())}). "
+            "Nothing was run; try again once it is awake."
+        )
         return NotServingError(message, self.state, self.journal.wake_seconds)
 
     # Transitions
