@@ -88,7 +88,9 @@ def put_to_sleep(
             with phases.of("hooks"):
                 hooks.run_before_unmap(whole)
         with translated(operation, _LEFT_BY_SLEEP, runtime.backend.device_type), marked("sleep"):
-            result = runtime.allocator.sleep(plans(decisions), check(), verify)
+            result = _caches.with_freed_host_memory(
+                runtime, lambda: runtime.allocator.sleep(plans(decisions), check(), verify)
+            )
     except BaseException as error:
         segments = _book_failure(runtime, decisions)
         if isinstance(error, CumemError):
@@ -216,13 +218,17 @@ def _asleep(runtime: Runtime, tags: Collection[str]) -> list[_C.SegmentInfo]:
 def _wake_or_clear_caches(
     runtime: Runtime, job: WakeJob, progress: _C.WakeProgress | None
 ) -> _C.WakeResult:
-    """Wakes; when the device is full, once more without what torch only caches."""
+    """Wakes; when device or host is full, once more without what only saves time."""
     addresses = [info.address for info in job.segments]
+
+    def whole() -> _C.WakeResult:
+        return runtime.allocator.wake(addresses, job.fill, job.verify, None)
+
     if progress is not None:  # it cannot start again: others wait for its pieces
         _caches.clear_caches_when_short(runtime, job.segments)
         return runtime.allocator.wake(addresses, job.fill, job.verify, progress)
-    return _caches.with_cleared_caches(
-        runtime, lambda: runtime.allocator.wake(addresses, job.fill, job.verify, None)
+    return _caches.with_freed_host_memory(
+        runtime, lambda: _caches.with_cleared_caches(runtime, whole)
     )
 
 
