@@ -56,18 +56,17 @@ def host_bytes_wanted(runtime: Runtime, decisions: list[Decision]) -> int:
     Backups that these segments kept since they woke are used again, or given up first.
     """
     usage = runtime.allocator.host_usage()
-    wanted = sum(
-        item.backup_bytes
-        for item in decisions
-        if item.store == _C.Store.host and not item.info.asleep
-    )
-    there = kept_bytes(decisions) + usage.held_bytes - usage.used_bytes
-    return max(0, wanted - there)
+    wanted, kept = host_backups(decisions)
+    return max(0, wanted - kept - (usage.held_bytes - usage.used_bytes))
 
 
-def kept_bytes(decisions: list[Decision]) -> int:
-    """Backups kept since an earlier sleep; they are used again, or make room for new ones."""
-    return sum(item.info.backup_bytes for item in decisions if not item.info.asleep)
+def host_backups(decisions: list[Decision]) -> tuple[int, int]:
+    """Bytes of backups that go to host memory, and of those kept there since an earlier sleep.
+
+    Kept ones are used again, or make room for new ones.
+    """
+    ours = [item for item in decisions if item.store == _C.Store.host and not item.info.asleep]
+    return sum(item.backup_bytes for item in ours), sum(item.info.backup_bytes for item in ours)
 
 
 def changed_files(runtime: Runtime, decisions: list[Decision]) -> tuple[str, ...]:
