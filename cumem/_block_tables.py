@@ -28,7 +28,7 @@ class BlockTables:
     def __init__(self, blocks: int) -> None:
         self.blocks = blocks
         self.generation = 0
-        self._limit = blocks  # those from here on are about to go
+        self._claims: list[int] = []  # of each resize under way: those from here on may go
         self._tables: dict[Hashable, list[int]] = {}
         self._runs: list[tuple[int, int]] | None = []  # None: to be made again
         self._free: list[int] = []  # a heap
@@ -106,7 +106,7 @@ class BlockTables:
         return self._runs
 
     def claim(self, blocks: int) -> None:
-        """Hands out none from ``blocks`` on, until :meth:`settle`.
+        """Hands out none from ``blocks`` on, until :meth:`unclaim`; of several claims all count.
 
         Raises:
             BusyError: some of those are in use. Nothing was changed.
@@ -119,12 +119,17 @@ class BlockTables:
                 f"resize to {blocks} blocks: blocks that would go are in use by {names}{more}. "
                 f"Nothing was changed; free them, or resize to {self.least_blocks} or more."
             )
-        self._limit = min(self.blocks, blocks)
+        self._claims.append(blocks)
+        self._rebuild()
+
+    def unclaim(self, blocks: int) -> None:
+        """Ends one claim."""
+        self._claims.remove(blocks)
         self._rebuild()
 
     def settle(self, blocks: int) -> None:
         """There are ``blocks`` now. pre: none from there on is in use."""
-        self.blocks = self._limit = blocks
+        self.blocks = blocks
         self._rebuild()
 
     def _used(self) -> Iterable[int]:
@@ -132,7 +137,8 @@ class BlockTables:
 
     def _rebuild(self) -> None:
         used = set(self._used())
-        self._free = [block for block in range(self._limit) if block not in used]
+        limit = min([self.blocks, *self._claims])
+        self._free = [block for block in range(limit) if block not in used]
 
 
 def _runs(blocks: Iterable[int]) -> list[tuple[int, int]]:

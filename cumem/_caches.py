@@ -1,4 +1,7 @@
-"""How does a full device get room? Torch gives up what it only caches."""
+"""How does a full device or host get room?
+
+Torch gives up what it only caches, and cumem the backups of what is awake.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +22,21 @@ def with_cleared_caches(runtime: Runtime, work: Callable[[], _T]) -> _T:
         if error.fault != "device_memory":
             raise
     _snapshot.empty_cache(runtime)
+    return work()
+
+
+def with_freed_host_memory(runtime: Runtime, work: Callable[[], _T]) -> _T:
+    """Does it; when the host is full, once more without backups that only save time.
+
+    For what passes through host memory without a backup there: files. pre: ``work`` changes
+    nothing where it fails for want of host memory.
+    """
+    try:
+        return work()
+    except _C.StatusError as error:
+        if error.fault != "host_memory":
+            raise
+    runtime.allocator.release_host()
     return work()
 
 

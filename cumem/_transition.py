@@ -56,18 +56,17 @@ def host_bytes_wanted(runtime: Runtime, decisions: list[Decision]) -> int:
     Backups that these segments kept since they woke are used again, or given up first.
     """
     usage = runtime.allocator.host_usage()
-    wanted = sum(
-        item.backup_bytes
-        for item in decisions
-        if item.store == _C.Store.host and not item.info.asleep
-    )
-    there = kept_bytes(decisions) + usage.held_bytes - usage.used_bytes
-    return max(0, wanted - there)
+    wanted, kept = host_backups(decisions)
+    return max(0, wanted - kept - (usage.held_bytes - usage.used_bytes))
 
 
-def kept_bytes(decisions: list[Decision]) -> int:
-    """Backups kept since an earlier sleep; they are used again, or make room for new ones."""
-    return sum(item.info.backup_bytes for item in decisions if not item.info.asleep)
+def host_backups(decisions: list[Decision]) -> tuple[int, int]:
+    """Bytes of backups that go to host memory, and of those kept there since an earlier sleep.
+
+    Kept ones are used again, or make room for new ones.
+    """
+    ours = [item for item in decisions if item.store == _C.Store.host and not item.info.asleep]
+    return sum(item.backup_bytes for item in ours), sum(item.info.backup_bytes for item in ours)
 
 
 def changed_files(runtime: Runtime, decisions: list[Decision]) -> tuple[str, ...]:
@@ -88,7 +87,9 @@ def put_to_sleep(
             with phases.of("hooks"):
                 hooks.run_before_unmap(whole)
         with translated(operation, _LEFT_BY_SLEEP, runtime.backend.device_type), marked("sleep"):
-            result = runtime.allocator.sleep(plans(decisions), check(), verify)
+            result = _caches.with_freed_host_memory(
+                runtime, lambda: runtime.allocator.sleep(plans(decisions), check(), verify)
+            )
     except BaseException as error:
         segments = _book_failure(runtime, decisions)
         if isinstance(error, CumemError):
@@ -216,13 +217,17 @@ def _asleep(runtime: Runtime, tags: Collection[str]) -> list[_C.SegmentInfo]:
 def _wake_or_clear_caches(
     runtime: Runtime, job: WakeJob, progress: _C.WakeProgress | None
 ) -> _C.WakeResult:
-    """Wakes; when the device is full, once more without what torch only caches."""
+    """Wakes; when device or host is full, once more without what only saves time."""
     addresses = [info.address for info in job.segments]
+
+    def whole() -> _C.WakeResult:
+        return runtime.allocator.wake(addresses, job.fill, job.verify, None)
+
     if progress is not None:  # it cannot start again: others wait for its pieces
         _caches.clear_caches_when_short(runtime, job.segments)
         return runtime.allocator.wake(addresses, job.fill, job.verify, progress)
-    return _caches.with_cleared_caches(
-        runtime, lambda: runtime.allocator.wake(addresses, job.fill, job.verify, None)
+    return _caches.with_freed_host_memory(
+        runtime, lambda: _caches.with_cleared_caches(runtime, whole)
     )
 
 

@@ -251,7 +251,7 @@ class PagedKVCache:
             _resizing.resize(self._segments, blocks * self.block_bytes, self._settle)
         finally:
             with self._lock:
-                self._tables.settle(self._tables.blocks)
+                self._tables.unclaim(blocks)
 
     @property
     def least_blocks(self) -> int:

@@ -67,10 +67,11 @@ def prepare(
     """Makes host memory for the next sleep: its pages are there, pinned and near the GPU.
 
     A sleep that comes earlier goes on with what is there. Call it again when more
-    was allocated. With ``Options(pin_backups=False)`` nothing is pinned.
+    was allocated. What sleeps to disk or is left to its file needs none. With
+    ``Options(pin_backups=False)`` nothing is pinned.
 
     Args:
-        tags: for what a sleep of these tags would back up now; None: all tags.
+        tags: for what a sleep of these tags would back up to host memory now; None: all.
         bytes: for so many bytes instead, when the model is not there yet.
         background: return at once; False: wait.
 
@@ -86,8 +87,7 @@ def prepare(
         raise ValueError(f"bytes must not be negative, not {bytes}")
     runtime = _runtime.current()
     decisions = decide(runtime, request) if bytes is None else []
-    wanted = sum(item.backup_bytes for item in decisions) if bytes is None else bytes
-    kept = _transition.kept_bytes(decisions)
+    wanted, kept = _transition.host_backups(decisions) if bytes is None else (bytes, 0)
     device = decisions[0].info.device if decisions else runtime.backend.current_device()
     preparation = Preparation(runtime, wanted, kept, device).start()
     if not background:

@@ -144,7 +144,8 @@ def wake_up(
         TypeError: a wrong type.
         BusyError: a graph capture is under way, or the call comes from inside a hook.
         DeviceOutOfMemoryError: no room on a device, also after torch's caches were cleared.
-        DriverError: the driver refused.
+        HostOutOfMemoryError: no room for what files pass through, also without the backups
+            of what is awake. DriverError: the driver refused.
         IntegrityError: what was restored is not what was put to sleep.
         CheckpointError: a file has changed since it was loaded. StorageError: what slept
             to disk cannot be read.

@@ -170,6 +170,8 @@ class ModelHost(ClosedAtExit):
         """
         model = self._known(name)
         await self._attendant.quiet()
+        if self._known(name) is not model:
+            return  # it went, and another came, while this call waited
         if model.users or any(waiter.model is model for waiter in self._schedule.waiting):
             raise BusyError(f"model {name!r} is in use. Nothing was removed.")
         await self._attendant.forget(model)
@@ -185,7 +187,8 @@ class ModelHost(ClosedAtExit):
         await self._attendant.quiet()
         in_use = [model.name for model in self._schedule.models.values() if model.users]
         for name in self._schedule.models.keys() - set(in_use):
-            await self.remove(name)
+            if name in self._schedule.models:  # else another task has removed it meanwhile
+                await self.remove(name)
         if in_use:
             raise BusyError(f"models are in use: {choices(in_use)}. They were not removed.")
         self._attendant.shutdown()

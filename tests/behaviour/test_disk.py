@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from support import (
     MIB,
     DriverUnderTest,
@@ -283,3 +284,26 @@ cumem.sleep()
 """
     )
     assert list(tmp_path.iterdir()) == []
+
+
+def test_kept_backups_make_room_for_what_files_pass_through(
+    tensors: list[torch.Tensor], folder: Path
+) -> None:
+    def fill_host() -> None:
+        cumem.sleep(tags=["draft"])
+        cumem.wake_up(["draft"])
+        assert cumem.stats().host_bytes == 20 * MIB  # the limit, and none of it is needed
+
+    save_file({"a": tensors[0].clone()}, folder / "model.safetensors")
+    with cumem.use_memory_pool("draft"):
+        other = make(20 * MIB, 3)
+    configure(folder, host_limit_bytes=20 * MIB)
+    fill_host()
+    cumem.sleep(tags=["weights"])
+    fill_host()
+    cumem.wake_up(["weights"])
+    fill_host()
+    loaded = cumem.load_file(folder / "model.safetensors")
+    assert intact([loaded["a"]])
+    assert intact(tensors)
+    assert holds_pattern(other, 3)

@@ -514,6 +514,23 @@ def test_a_model_can_be_removed(driver: DriverUnderTest) -> None:
     run(work)
 
 
+def test_two_tasks_may_remove_a_model_while_another_moves() -> None:
+    async def work() -> None:
+        async with host_of() as host:
+            host.prewake("b")
+            calls = (host.remove("a"), host.remove("a"))
+            first, second = await asyncio.gather(*calls, return_exceptions=True)
+            assert first is None
+            assert isinstance(second, ValueError)
+            host.prewake("c")
+            calls = (host.close(), host.close(), host.remove("b"))
+            first, second, _ = await asyncio.gather(*calls, return_exceptions=True)
+            assert (first, second) == (None, None)
+            assert host.status().models == ()
+
+    run(work)
+
+
 def test_close_refuses_who_waits() -> None:
     async def work() -> None:
         async with host_of(room=1) as host:

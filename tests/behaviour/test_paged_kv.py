@@ -11,7 +11,7 @@ import torch
 from support import GRANULE, MIB, DriverUnderTest, fill_pattern, in_thread, raw, tag_stats
 
 import cumem
-from cumem import _owned
+from cumem import _owned, _resizing
 
 LAYERS = 3
 BLOCK = 64 << 10  # bytes of one block of one layer
@@ -382,6 +382,26 @@ def test_a_sleep_of_another_thread_waits_for_a_resize() -> None:
         thread.join(60)
     assert cache.free_blocks == cache.blocks
     in_thread(cumem.check)
+
+
+def test_a_resize_that_ends_leaves_blocks_alone_that_another_is_to_take(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cache = make_cache(blocks=128)
+    resize = _resizing.resize
+
+    def waits_for_another(segments: Any, size: int, settled: Any) -> None:
+        monkeypatch.setattr(_resizing, "resize", resize)
+        cache.resize(96)
+        with pytest.raises(cumem.NoBlocksError):
+            cache.allocate("a", 16 * 40)
+        resize(segments, size, settled)
+
+    monkeypatch.setattr(_resizing, "resize", waits_for_another)
+    cache.resize(32)
+    assert (cache.blocks, cache.free_blocks) == (32, 32)
+    cache.resize(64)
+    assert cache.free_blocks == 64
 
 
 # Errors

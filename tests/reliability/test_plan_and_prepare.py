@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -116,6 +117,21 @@ def test_a_plan_may_be_made_inside_a_scope() -> None:
 
 
 # prepare()
+
+
+def test_nothing_is_prepared_or_planned_for_what_sleeps_to_disk(tmp_path: Path) -> None:
+    cumem.configure(cumem.Options(disk_dir=str(tmp_path)))
+    with cumem.use_memory_pool("weights", on_sleep="disk"):
+        tensor = make(5 * MIB)
+    assert cumem.prepare(background=False).bytes == 0
+    assert host_bytes() == 0
+    cumem.sleep()
+    cumem.wake_up()
+    cumem.release_host_memory()
+    with cumem.use_memory_pool("draft"):
+        other = make(3 * MIB)
+    assert cumem.plan_sleep().host_bytes == pytest.approx(3 * MIB, abs=8192)
+    del tensor, other
 
 
 def test_a_prepared_sleep_takes_no_more_host_memory() -> None:
