@@ -45,7 +45,7 @@ def run_worker(
     result = path.with_suffix(".json")
     words = [sys.executable, str(_WORKER), library, str(path), str(loads), str(result)]
     words.append(json.dumps(options))
-    limit = 60 + loads * payload / _SLOWEST
+    limit = 180 + loads * payload / _SLOWEST
     asked = {"library": library, "options": options}
     try:
         done = subprocess.run(words, capture_output=True, text=True, timeout=limit, check=False)

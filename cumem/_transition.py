@@ -55,9 +55,8 @@ def host_bytes_wanted(runtime: Runtime, decisions: list[Decision]) -> int:
 
     Backups that these segments kept since they woke are used again, or given up first.
     """
-    usage = runtime.allocator.host_usage()
     wanted, kept = host_backups(decisions)
-    return max(0, wanted - kept - (usage.held_bytes - usage.used_bytes))
+    return max(0, wanted - kept - runtime.allocator.host_usage().idle_bytes)
 
 
 def host_backups(decisions: list[Decision]) -> tuple[int, int]:

@@ -166,6 +166,12 @@ Status HostStore::make_ready() {
   return {};
 }
 
+Status HostStore::prepare(std::size_t bytes, const Device& device) {
+  Status status = reserve(bytes, device);
+  if (status.fault == Fault::host_memory && release_unfit() > 0) status = reserve(bytes, device);
+  return status.ok() ? make_ready() : status;
+}
+
 Status HostStore::take(std::size_t bytes, const Device& device, HostBlock& out, HostUse use) {
   out.reset();
   const std::size_t wanted = rounded(bytes);
@@ -249,6 +255,7 @@ HostUsage HostStore::usage() const {
   for (const auto& piece : pieces_) {
     usage.held_bytes += piece->bytes();
     usage.used_bytes += piece->bytes() - piece->free_bytes();
+    if (serves(*piece, HostUse::backup)) usage.idle_bytes += piece->free_bytes();
     if (!piece->ready()) continue;
     if (!piece->pinned()) usage.pageable_bytes += piece->bytes();
     usage.touch_seconds += piece->touch_seconds();

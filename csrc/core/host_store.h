@@ -92,6 +92,7 @@ class HostBlock {
 struct HostUsage {
   std::size_t held_bytes = 0;      // taken from the system
   std::size_t used_bytes = 0;      // of those, in backups now
+  std::size_t idle_bytes = 0;      // of those, there for new backups; others are slots, or unfit
   std::size_t pageable_bytes = 0;  // of those held, not pinned
   double touch_seconds = 0;        // that copies waited for pages of these pieces
   double pin_seconds = 0;          // that pinning them took
@@ -108,8 +109,10 @@ class HostStore {
   // On failure the arena holds no more than before.
   Status reserve(std::size_t bytes, const Device& device, HostUse use = HostUse::backup);
 
-  // Makes every piece for backups ready; what prepare() does. pre: a context is current.
+  // Makes every piece for backups ready. pre: a context is current.
   Status make_ready();
+  // Both; what prepare() does. What no backup may use goes before it fails.
+  Status prepare(std::size_t bytes, const Device& device);
 
   // A block of exactly `bytes`, from memory the arena holds or can get.
   // On failure `out` is empty and the arena holds no more than before.

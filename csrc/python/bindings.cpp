@@ -140,8 +140,7 @@ void prepare_host(Allocator& allocator, std::size_t bytes, int ordinal) {
   RelaxedCapture relaxed(allocator.driver());
   ContextGuard context(device);
   require(context.status(), allocator.driver());
-  require(allocator.host().reserve(bytes, device), allocator.driver());
-  require(allocator.host().make_ready(), allocator.driver());
+  require(allocator.host().prepare(bytes, device), allocator.driver());
 }
 
 void read_backup(Allocator& allocator, CUdeviceptr address, std::size_t bytes,

@@ -92,6 +92,7 @@ void bind_reports(py::module_& m) {
   py::class_<HostUsage>(m, "HostUsage")
       .def_readonly("held_bytes", &HostUsage::held_bytes)
       .def_readonly("used_bytes", &HostUsage::used_bytes)
+      .def_readonly("idle_bytes", &HostUsage::idle_bytes)
       .def_readonly("pageable_bytes", &HostUsage::pageable_bytes);
   py::class_<DeviceInfo>(m, "DeviceInfo")
       .def_readonly("name", &DeviceInfo::name)

@@ -93,3 +93,22 @@ def test_without_pinned_memory_for_the_ring_the_driver_copies(driver: DriverUnde
 def test_unpinned_backups_and_none_that_are_pageable_are_a_contradiction() -> None:
     with pytest.raises(ValueError, match="needs allow_pageable=True"):
         cumem.Options(pin_backups=False, allow_pageable=False)
+
+
+def test_pinned_memory_that_no_backup_may_use_is_not_counted_on() -> None:
+    limited = {"host_limit_bytes": 8 * MIB}
+    cumem.configure(cumem.Options(**limited))
+    cumem.prepare(bytes=8 * MIB, background=False)
+    with cumem.use_memory_pool("weights"):
+        tensor = make(5 * MIB)
+    assert cumem.plan_sleep().host_bytes == 0
+    cumem.configure(
+        cumem.Options(**limited, pin_backups=False, load_ring_bytes=2 * MIB, load_buffer_bytes=MIB)
+    )
+    assert cumem.plan_sleep().host_bytes == 5 * MIB
+    cumem.prepare(background=False)  # it goes before this fails
+    assert cumem.stats().host_bytes == 5 * MIB
+    assert cumem.plan_sleep().host_bytes == 0
+    assert cumem.sleep().offloaded_bytes == 5 * MIB
+    cumem.wake_up()
+    assert holds_pattern(tensor)
