@@ -1,4 +1,4 @@
-"""Do the sources keep to the layers? Needs neither compiler nor GPU."""
+"""Do sources keep to the layers, and built files to their names? Needs neither compiler nor GPU."""
 
 from __future__ import annotations
 
@@ -7,18 +7,14 @@ import ctypes
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+from layout_support import CPP, PYTHON, ROOT, name_of, tree_of
 
 from cumem import _C
 
-ROOT = Path(__file__).parent.parent
-CPP = sorted(path for path in (ROOT / "csrc").rglob("*") if path.suffix in (".cpp", ".h"))
-PYTHON = sorted((ROOT / "cumem").rglob("*.py"))
-MAY_PRINT = {"__main__.py", "demo.py", "_info.py"}
 LONGEST = 300
 
 # What a layer may include of the others, bottom-up.
@@ -31,10 +27,6 @@ MAY_INCLUDE = {
 }
 
 
-def name_of(path: Path) -> str:
-    return str(path.relative_to(ROOT))
-
-
 def includes(path: Path) -> list[str]:
     return re.findall(r'^\s*#\s*include\s*["<]([^">]+)[">]', path.read_text(), re.MULTILINE)
 
@@ -43,29 +35,6 @@ def code_of(path: Path) -> str:
     """C++ without comments and strings."""
     pattern = r'"(?:\\.|[^"\\\n])*"|//[^\n]*|/\*.*?\*/'
     return re.sub(pattern, '""', path.read_text(), flags=re.DOTALL)
-
-
-def tree_of(path: Path) -> ast.Module:
-    return ast.parse(path.read_text(), str(path))
-
-
-def dotted(node: ast.AST) -> str:
-    """``torch.cuda.MemPool`` of the expression that says so; empty for others."""
-    if isinstance(node, ast.Name):
-        return node.id
-    if isinstance(node, ast.Attribute):
-        front = dotted(node.value)
-        return f"{front}.{node.attr}" if front else ""
-    return ""
-
-
-def names_used(path: Path) -> Iterator[str]:
-    """Dotted names in the code, and those imported from somewhere."""
-    for node in ast.walk(tree_of(path)):
-        if isinstance(node, ast.ImportFrom):
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
-        elif name := dotted(node):
-            yield name
 
 
 # C++
@@ -227,74 +196,7 @@ def test_the_stub_has_the_arguments_of_the_module(name: str) -> None:
             assert re.search(rf"\b{argument.arg}: ", documented), (function.name, argument.arg)
 
 
-# Python
-
-
-@pytest.mark.parametrize("path", PYTHON, ids=name_of)
-def test_only_one_module_touches_torchs_allocator(path: Path) -> None:
-    if path.name == "_torch.py":
-        return
-    parts = {
-        *("MemPool", "CUDAPluggableAllocator", "use_mem_pool", "memory_snapshot", "empty_cache"),
-        *("MemPoolContext", "change_current_allocator", "caching_allocator_alloc"),
-        *("memory_reserved", "set_allocator_settings", "_accelerator_setAllocatorSettings"),
-    }
-    touched = [
-        name
-        for name in names_used(path)
-        if name.startswith("torch.") and parts & set(name.split("."))
-    ]
-    assert touched == []
-
-
-@pytest.mark.parametrize("path", [*PYTHON, ROOT / "setup.py"], ids=name_of)
-def test_only_the_options_read_the_environment(path: Path) -> None:
-    if path.name in ("options.py", "setup.py"):
-        return
-    reads = {"os.environ", "os.getenv", "os.environb", "os.putenv", "os.getenvb"}
-    assert reads.isdisjoint(names_used(path))
-
-
-@pytest.mark.parametrize("path", PYTHON, ids=name_of)
-def test_only_the_command_line_prints(path: Path) -> None:
-    if path.name in MAY_PRINT:
-        return
-    called = [dotted(node.func) for node in ast.walk(tree_of(path)) if isinstance(node, ast.Call)]
-    assert "print" not in called
-    assert not [name for name in names_used(path) if name in ("sys.stdout", "sys.stderr")]
-
-
-@pytest.mark.parametrize("path", PYTHON, ids=name_of)
-def test_no_error_is_swallowed_whatever_it_is(path: Path) -> None:
-    for node in ast.walk(tree_of(path)):
-        if not isinstance(node, ast.ExceptHandler):
-            continue
-        caught = dotted(node.type) if node.type is not None else "BaseException"
-        idle = all(
-            isinstance(line, ast.Pass | ast.Continue)
-            or (isinstance(line, ast.Expr) and isinstance(line.value, ast.Constant))
-            for line in node.body
-        )
-        assert not (idle and caught in ("Exception", "BaseException")), f"line {node.lineno}"
-
-
-@pytest.mark.parametrize("path", PYTHON, ids=name_of)
-def test_nothing_is_pickled(path: Path) -> None:
-    modules = {name.split(".")[0] for name in names_used(path)}
-    modules |= {
-        alias.name
-        for node in ast.walk(tree_of(path))
-        if isinstance(node, ast.Import)
-        for alias in node.names
-    }
-    assert modules.isdisjoint({"pickle", "marshal", "shelve", "dill", "cloudpickle"})
-
-
-def test_the_package_only_re_exports() -> None:
-    for node in tree_of(ROOT / "cumem" / "__init__.py").body:
-        docstring = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
-        exported = isinstance(node, ast.Assign) and dotted(node.targets[0]) == "__all__"
-        assert docstring or exported or isinstance(node, ast.ImportFrom), ast.unparse(node)
+# C++ and Python
 
 
 @pytest.mark.parametrize("path", [*PYTHON, *CPP], ids=name_of)

@@ -1,86 +1,26 @@
-"""Does memory come back from the file it was loaded from, and only if that is what it was?"""
+"""Does memory come back from its file, and from a backup only what was written since?"""
 
 from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
 import torch
 from checkpoints import host_tensor, write_file, write_shards
-from support import (
-    MIB,
-    DriverUnderTest,
-    fill_pattern,
-    holds_pattern,
-    raw,
-    same_bytes,
-    state,
-    tag_stats,
+from reload_support import (
+    PIECE,
+    TENSORS,
+    configure,
+    digests_are_there,  # noqa: F401 - pytest finds fixtures by name
+    intact,
+    loaded_fixture,  # noqa: F401 - pytest finds fixtures by name
+    path_fixture,  # noqa: F401 - pytest finds fixtures by name
+    small_steps,  # noqa: F401 - pytest finds fixtures by name
 )
+from support import MIB, DriverUnderTest, fill_pattern, holds_pattern, raw, same_bytes
 
 import cumem
-
-KIB = 1 << 10
-PIECE = 2 * MIB  # what one digest stands for
-
-
-@pytest.fixture(autouse=True)
-def small_steps() -> None:
-    configure()
-
-
-def configure(**settings: object) -> None:
-    cumem.configure(
-        cumem.Options(
-            load_buffer_bytes=256 * KIB,
-            load_ring_bytes=MIB,
-            load_threads=2,
-            **settings,  # type: ignore[arg-type]
-        )
-    )
-
-
-TENSORS = {
-    "first": host_tensor(torch.uint8, (3 * MIB + 5,), 1),
-    "odd": host_tensor(torch.bfloat16, (33, 7), 2),
-    "last": host_tensor(torch.float32, (300, 1000), 3),
-}
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return write_file(tmp_path / "model.safetensors", TENSORS)
-
-
-@pytest.fixture
-def loaded(path: Path) -> Iterator[dict[str, torch.Tensor]]:
-    tensors = cumem.load_file(path, on_sleep="reload")
-    yield tensors
-    tensors.clear()
-
-
-def intact(loaded: dict[str, torch.Tensor], *names: str) -> bool:
-    return all(same_bytes(loaded[name], TENSORS[name]) for name in names or TENSORS)
-
-
-def has_digests() -> bool:
-    """Can the device compute digests? (A machine may lack what compiles the kernel.)"""
-    with cumem.use_memory_pool("probe"):
-        probe = torch.ones(10, device=cumem.default_device())
-    report = cumem.sleep(tags=["probe"])
-    cumem.wake_up(["probe"])
-    del probe
-    cumem.trim("probe")
-    return report.clean_check == "digest"
-
-
-@pytest.fixture(autouse=True)
-def digests_are_there(small_steps: None, driver: DriverUnderTest) -> None:
-    if not has_digests():
-        pytest.skip("the device computes no digests")
 
 
 def test_unchanged_memory_needs_no_host_copy(
@@ -135,91 +75,6 @@ def test_a_file_without_a_name_is_still_there(path: Path, loaded: dict[str, torc
     path.unlink()
     write_file(path, {"other": host_tensor(torch.uint8, (10,), 9)})
     cumem.sleep()
-    cumem.wake_up()
-    assert intact(loaded)
-
-
-def touch(path: Path) -> None:
-    os.utime(path, ns=(1, 1))
-
-
-def rewrite(path: Path) -> None:
-    with path.open("r+b") as file:
-        file.seek(-100, os.SEEK_END)
-        file.write(b"other bytes")
-
-
-def cut(path: Path) -> None:
-    os.truncate(path, path.stat().st_size - 1)
-
-
-def alter_header(path: Path) -> None:
-    before = path.stat()
-    with path.open("r+b") as file:
-        file.seek(12)
-        file.write(b"X")
-    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
-
-
-CHANGES = [touch, rewrite, cut, alter_header]
-
-
-@pytest.mark.parametrize("change", CHANGES)
-def test_a_sleep_refuses_a_file_that_has_changed(
-    path: Path, loaded: dict[str, torch.Tensor], change: object
-) -> None:
-    assert cumem.plan_sleep().changed_files == ()
-    change(path)  # type: ignore[operator]
-    before = state()
-    plan = cumem.plan_sleep()
-    assert plan.changed_files == (str(path),)
-    assert f"a file that has changed: {str(path)!r}" in str(plan)
-    assert cumem.plan_sleep(offload_tags=[]).changed_files == ()  # the file is not needed
-    with pytest.raises(cumem.CheckpointError, match=r"model\.safetensors.*changed"):
-        cumem.sleep()
-    assert state() == before
-    assert intact(loaded)
-    cumem.sleep(offload_tags=[])  # another way does without the file
-    cumem.wake_up()
-
-
-@pytest.mark.parametrize("change", CHANGES)
-def test_a_wake_refuses_a_file_that_has_changed_and_can_be_repeated(
-    driver: DriverUnderTest, path: Path, loaded: dict[str, torch.Tensor], change: object
-) -> None:
-    original, times = path.read_bytes(), path.stat()
-    used = driver.used_bytes()
-    cumem.sleep()
-    asleep = driver.used_bytes()
-    change(path)  # type: ignore[operator]
-    before = state()
-    with pytest.raises(cumem.CheckpointError, match=r"model\.safetensors.*changed") as caught:
-        cumem.wake_up()
-    assert "Put the file back as it was loaded" in str(caught.value)
-    assert (state(), driver.used_bytes()) == (before, asleep)
-    with path.open("r+b") as file:
-        file.write(original)
-    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
-    cumem.wake_up()
-    assert driver.used_bytes() == used
-    assert intact(loaded)
-
-
-def test_other_bytes_behind_the_same_identity_are_found_at_wake(
-    path: Path, loaded: dict[str, torch.Tensor]
-) -> None:
-    original, times = path.read_bytes(), path.stat()
-    cumem.sleep()
-    rewrite(path)
-    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
-    before = state()
-    with pytest.raises(cumem.CheckpointError, match=r"model\.safetensors.*changed"):
-        cumem.wake_up()
-    with pytest.raises(cumem.CheckpointError):
-        cumem.wake_up(wait=False).wait()
-    assert state() == before
-    path.write_bytes(original)
-    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
     cumem.wake_up()
     assert intact(loaded)
 
@@ -343,56 +198,3 @@ def test_what_is_declared_clean_after_it_was_written_is_not_read_from_the_file(
         cumem.wake_up()
         assert holds_pattern(loaded["last"], 5)
     assert intact(loaded, "first", "odd")
-
-
-def test_only_loaded_memory_can_be_reloaded() -> None:
-    with pytest.raises(ValueError, match="load_file"):
-        cumem.use_memory_pool("weights", on_sleep="reload")
-    with pytest.raises(ValueError, match="load_file"):
-        cumem.graph_pool(on_sleep="reload")
-
-
-# What the driver refuses
-
-
-@pytest.mark.parametrize(
-    ("call", "nth"),
-    [
-        *(("cuMemcpyHtoDAsync", nth) for nth in (1, 2, 9)),
-        *(("cuEventRecord", nth) for nth in (1, 2, 9)),
-        *(("cuEventSynchronize", nth) for nth in (1, 2, 9)),
-        *(("cuLaunchKernel", 1), ("cuMemMap", 1)),
-    ],
-)
-@pytest.mark.needs("failures on request")
-def test_a_wake_that_is_refused_leaves_it_asleep(
-    driver: DriverUnderTest, loaded: dict[str, torch.Tensor], call: str, nth: int
-) -> None:
-    cumem.sleep()
-    before = state()
-    driver.emulator.fail(call, nth=nth, code="CUDA_ERROR_UNKNOWN")
-    with pytest.raises(cumem.DriverError, match=call):
-        cumem.wake_up()
-    driver.emulator.clear()
-    assert state() == before
-    assert driver.used_bytes() == 0
-    cumem.check()
-    cumem.wake_up()
-    assert intact(loaded)
-
-
-@pytest.mark.parametrize("call", ["cuLaunchKernel", "cuCtxSynchronize", "cuEventSynchronize"])
-@pytest.mark.needs("failures on request")
-def test_a_sleep_that_is_refused_changes_nothing(
-    driver: DriverUnderTest, loaded: dict[str, torch.Tensor], call: str
-) -> None:
-    before = state()
-    driver.emulator.fail(call, code="CUDA_ERROR_UNKNOWN")
-    with pytest.raises(cumem.DriverError, match=call):
-        cumem.sleep()
-    assert state() == before
-    assert intact(loaded)
-    cumem.sleep()
-    cumem.wake_up()
-    assert intact(loaded)
-    assert tag_stats("weights").segments == 1

@@ -23,7 +23,8 @@ CONTENTS = "tests/behaviour/test_tags_contents.py"
 SCOPES = "tests/behaviour/test_scopes.py"
 POOLS = "tests/behaviour/test_scope_pools.py"
 FAILURES = "tests/behaviour/test_failures.py"
-SHORTAGE = "tests/behaviour/test_shortage.py"
+SHORTAGE_OF_DEVICE = "tests/behaviour/test_shortage_device.py"
+SHORTAGE_OF_HOST = "tests/behaviour/test_shortage_host.py"
 BUSY = "tests/behaviour/test_busy.py"
 FREE = "tests/behaviour/test_free.py"
 GPU = "tests/gpu/groups"
@@ -61,7 +62,9 @@ COVERED: dict[str, tuple[str, ...]] = {
         f"{A_B}::test_hundreds_of_segments_that_die_asleep_leave_nothing",
         f"{FREE}::test_a_tensor_that_dies_asleep_leaves_the_others_whole",
     ),
-    "A9": (f"{SHORTAGE}::test_a_wake_without_room_leaves_everything_asleep_and_can_be_repeated",),
+    "A9": (
+        f"{SHORTAGE_OF_DEVICE}::test_a_wake_without_room_leaves_everything_asleep_and_can_be_repeated",
+    ),
     "A10": (
         f"{A_B}::test_out_of_memory_at_a_wake_names_what_is_missing_and_where",
         f"{A_B}::test_a_process_lives_on_after_out_of_memory_at_a_wake",
@@ -120,7 +123,7 @@ COVERED: dict[str, tuple[str, ...]] = {
     "D6": (
         f"{D_E}::test_host_memory_goes_with_the_tensors_that_die_asleep",
         f"{PLAN}::test_preparing_again_takes_nothing_while_the_backups_are_kept",
-        f"{SHORTAGE}::test_host_memory_goes_back_at_wake_when_it_is_not_retained",
+        f"{SHORTAGE_OF_HOST}::test_host_memory_goes_back_at_wake_when_it_is_not_retained",
     ),
     "D7": (f"{D_E}::test_host_memory_is_not_rounded_up_to_a_power_of_two",),
     "D8": (f"{D_E}::test_host_memory_of_one_tag_is_back_before_another_tag_wakes",),

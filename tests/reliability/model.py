@@ -13,14 +13,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from support import (
-    PlainMemory,
-    contents_of,
-    fill_pattern,
-    memory_at,
-    outside_scopes,
-    same_bytes,
-)
+from plain_memory import PlainMemory
+from support import contents_of, fill_pattern, memory_at, outside_scopes, same_bytes
 
 import cumem
 from cumem.testing import EmulatedDriver
