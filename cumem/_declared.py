@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import TypeVar
 
 from cumem._keep import Storages, forget_dead, storages_of
@@ -52,14 +52,20 @@ def mark_dirty(obj: _T) -> _T:
     return obj
 
 
-def note_backup(ranges: Sequence[tuple[int, int]]) -> None:
-    """Says that a backup holds what is in these ranges now (address order, no overlap)."""
-    starts = [start for start, _ in ranges]
+def note_backup(ranges: Iterable[tuple[int, int]]) -> None:
+    """Says that a backup holds what is in these ranges now (no overlap).
+
+    They are only looked at where something is declared: there may be very many.
+    """
     with _lock:
         forget_dead(_clean)
+        if not _clean:
+            return
+        ordered = sorted(ranges)
+        starts = [start for start, _ in ordered]
         for address, (_, size) in _clean.items():
             at = bisect_right(starts, address) - 1
-            if at >= 0 and address + size <= ranges[at][0] + ranges[at][1]:
+            if at >= 0 and address + size <= sum(ordered[at]):
                 _backed_up.add(address)
 
 

@@ -13,17 +13,19 @@ from cumem.reports import SleepReport, WakeReport
 
 @dataclass(frozen=True)
 class Slept:
-    """A sleep that was carried out."""
+    """A sleep that was carried out.
 
-    decisions: list[Decision]
+    Attributes:
+        ended: the segments that are wholly asleep by it.
+    """
+
+    ended: list[Decision]
     result: _C.SleepResult
     phases: Phases
 
     def report(self, runtime: Runtime, seconds: float) -> SleepReport:
-        went = set(self.result.segments)
-        ended = [item for item in self.decisions if item.info.address in went]
         # One that goes on from a refused unmap was counted as asleep before.
-        gone = [item for item in ended if not item.info.asleep]
+        gone = [item for item in self.ended if not item.info.asleep]
         offloaded = sum(item.backup_bytes for item in gone)
         return SleepReport(
             freed_bytes=self.result.freed_bytes,
@@ -36,8 +38,8 @@ class Slept:
             host_bytes=runtime.allocator.host_usage().held_bytes,
             pageable_bytes=self.result.pageable_bytes,
             seconds=seconds,
-            tags=frozenset(item.info.tag for item in ended),
-            devices=tuple(sorted({item.info.device for item in ended})),
+            tags=frozenset(item.info.tag for item in self.ended),
+            devices=tuple(sorted({item.info.device for item in self.ended})),
             clean_check=self.check,
             phases={**self.phases.seconds, **self.result.phases},
         )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cache, partial
 from typing import NamedTuple
 
 from cumem import _C, _declared, _keep, _parts, _snapshot
@@ -79,24 +80,51 @@ def decide_on(
     kept = _keep.ranges()
     declared = current_options().clean_check is CleanCheck.DECLARED
     clean = _declared.unchanged() if declared else {}
+    fate_of = cache(partial(_fate, request))  # the same for all segments of a tag and policy
     decisions = []
     for info in infos:
-        tag = info.tag
-        if tag not in request.tags or (info.asleep and info.handles == 0):
+        if info.asleep and info.handles == 0:
             continue
-        policy = request.policy(tag, OnSleep(info.policy))
-        if policy is OnSleep.KEEP:
+        fate = fate_of(info.tag, info.policy)
+        if fate is None:
             continue
         segment = None if info.graph else segments.get(info.address)
-        blocks = _live_ranges(info, segment)
-        meeting = _meeting(blocks, kept) if info.pool else _parts_of(blocks, kept)
-        backup = merged(blocks if policy in _STORES else meeting)
-        store = _STORES.get(policy, _C.Store.host)
-        if store == _C.Store.disk:
-            require_disk_dir()
+        coming_back = _coming_back(info, segment, fate, kept)
         unchanged = _unchanged(info, segment, clean) if clean else []
-        decisions.append(Decision(info, backup, _total(backup), _total(blocks), unchanged, store))
+        decisions.append(Decision(info, *coming_back, unchanged, fate.store))
     return decisions
+
+
+class _Fate(NamedTuple):
+    """What becomes of the contents of a segment that goes to sleep, but for what is kept."""
+
+    comes_back: bool
+    store: _C.Store
+
+
+def _fate(request: Request, tag: str, own: str) -> _Fate | None:
+    """The same for all segments of ``tag`` whose pool says ``own``; None: they stay awake."""
+    if tag not in request.tags:
+        return None
+    policy = request.policy(tag, OnSleep(own))
+    if policy is OnSleep.KEEP:
+        return None
+    if policy is OnSleep.DISK:
+        require_disk_dir()
+    return _Fate(policy in _STORES, _STORES.get(policy, _C.Store.host))
+
+
+def _coming_back(
+    info: _C.SegmentInfo, segment: _snapshot.Segment | None, fate: _Fate, kept: list[Range]
+) -> tuple[list[Range], int, int]:
+    """The ranges that come back, their bytes, and the bytes of all that is live."""
+    if fate.comes_back or not kept:  # the blocks one by one say nothing more
+        live = _live_runs(info, segment)
+        count = _total(live)
+        return (live, count, count) if fate.comes_back else ([], 0, count)
+    blocks = _live_ranges(info, segment)
+    backup = merged(_meeting(blocks, kept) if info.pool else _parts_of(blocks, kept))
+    return backup, _total(backup), _total(blocks)
 
 
 def plans(decisions: list[Decision]) -> list[_C.SegmentPlan]:
@@ -121,6 +149,11 @@ def _live_ranges(info: _C.SegmentInfo, segment: _snapshot.Segment | None) -> lis
         return segment.live_ranges()
     held = _parts.live_ranges(info.address)
     return [(info.address, info.asked_bytes)] if held is None else held
+
+
+def _live_runs(info: _C.SegmentInfo, segment: _snapshot.Segment | None) -> list[Range]:
+    """The same with neighbours joined."""
+    return merged(_live_ranges(info, None)) if segment is None else segment.live_runs()
 
 
 def _unchanged(

@@ -58,6 +58,23 @@ class Segment:
         live.sort()
         return live
 
+    def live_runs(self) -> list[Range]:
+        """The same with neighbours joined, in one pass: torch lists blocks in address order."""
+        runs: list[Range] = []
+        start = end = 0  # of the run that grows
+        for block in self._raw["blocks"]:
+            if block["state"] not in _LIVE:
+                continue
+            at = block["address"]
+            if at != end:
+                if end > start:
+                    runs.append((start, end - start))
+                start = at
+            end = at + block["size"]
+        if end > start:
+            runs.append((start, end - start))
+        return runs
+
     def details(self) -> list[Details]:
         """Its live blocks with all that torch tells of them."""
         return [_details(block) for block in self._raw["blocks"] if _is_live(block)]

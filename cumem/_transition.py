@@ -36,13 +36,23 @@ _LEFT_BY_PIECES = "What is awake stays so, the rest is asleep with its backup; c
 
 
 @dataclass(frozen=True)
+class SleepJob:
+    """A sleep that is planned."""
+
+    decisions: list[Decision]
+    plans: list[_C.SegmentPlan]  # the same as the core is told of it
+    phases: Phases
+
+
+@dataclass(frozen=True)
 class WakeJob:
     """A wake that is planned."""
 
     operation: str
     segments: list[_C.SegmentInfo]  # in the order in which they are to come
     fill: int | None
-    verify: bool = False
+    verify: bool
+    phases: Phases
 
 
 def check() -> _C.CleanCheck:
@@ -78,35 +88,37 @@ def put_to_sleep(
     runtime: Runtime, operation: str, request: Request, *, verify: bool = False
 ) -> Slept:
     """Plans and carries out; the books are right also when it raises."""
-    phases = Phases()
-    decisions = plan_sleep(runtime, request, phases)
-    whole = still_whole(decisions)
+    job = plan_sleep(runtime, request)
+    whole = still_whole(job.decisions)
     try:
-        if whole:
-            with phases.of("hooks"):
-                hooks.run_before_unmap(whole)
+        tell_who_goes(whole, job.phases)
         with translated(operation, _LEFT_BY_SLEEP, runtime.backend.device_type), marked("sleep"):
             result = _caches.with_freed_host_memory(
-                runtime, lambda: runtime.allocator.sleep(plans(decisions), check(), verify)
+                runtime, lambda: runtime.allocator.sleep(job.plans, check(), verify)
             )
     except BaseException as error:
-        segments = _book_failure(runtime, decisions)
+        segments = _book_failure(runtime, job.decisions)
         if isinstance(error, CumemError):
             _tell_who_stayed(segments, whole)
         raise
-    with phases.of("book"):
-        _book(runtime, decisions, set(result.segments))
-        _tell_who_went(decisions, result)
-    return Slept(decisions, result, phases)
+    with job.phases.of("book"):
+        ended = _of(job.decisions, set(result.segments))
+        _book(runtime, ended)
+        _tell_who_went(ended)
+    return Slept(ended, result, job.phases)
 
 
-def plan_sleep(runtime: Runtime, request: Request, phases: Phases) -> list[Decision]:
+def plan_sleep(runtime: Runtime, request: Request) -> SleepJob:
     """What a sleep is to do, after torch has given back what it can."""
+    phases = Phases()
     with phases.of("snapshot"):
         _snapshot.drop_retired(runtime)
         snapshot = _snapshot.take(runtime)
     with phases.of("decide"):
-        return decide_on(_snapshot.reconciled(runtime, snapshot), snapshot, request)
+        decisions = decide_on(_snapshot.reconciled(runtime, snapshot), snapshot, request)
+        told = plans(decisions)
+        snapshot.clear()  # of many blocks it takes a while, which belongs to this phase
+    return SleepJob(decisions, told, phases)
 
 
 def still_whole(decisions: list[Decision]) -> list[_C.SegmentInfo]:
@@ -114,10 +126,22 @@ def still_whole(decisions: list[Decision]) -> list[_C.SegmentInfo]:
     return [item.info for item in decisions if not item.info.asleep]
 
 
+def tell_who_goes(whole: list[_C.SegmentInfo], phases: Phases) -> None:
+    """The last moment at which this memory is mapped."""
+    if whole:
+        with phases.of("hooks"):
+            hooks.run_before_unmap(whole)
+
+
+def _of(decisions: list[Decision], segments: Collection[int]) -> list[Decision]:
+    """Those of the segments at these addresses."""
+    return [item for item in decisions if item.info.address in segments]
+
+
 def _book_failure(runtime: Runtime, decisions: list[Decision]) -> list[_C.SegmentInfo]:
     """What went to sleep before a failure is exactly known, so it is booked."""
     segments = runtime.allocator.segments()
-    _book(runtime, decisions, {info.address for info in segments if info.asleep})
+    _book(runtime, _of(decisions, {info.address for info in segments if info.asleep}))
     return segments
 
 
@@ -131,15 +155,22 @@ def plan_wake(
     verify: bool = False,
 ) -> WakeJob:
     """The sleeping segments of these tags: those of ``order`` first, then by allocation."""
-    asleep = sorted(_asleep(runtime, tags), key=lambda info: info.serial)
-    starts = sorted(info.address for info in asleep)
+    phases = Phases()
+    with phases.of("decide"):
+        asleep = sorted(_asleep(runtime, tags), key=lambda info: info.serial)
+        segments = _ordered(asleep, order) if order else asleep
+    return WakeJob(operation, segments, fill, verify, phases)
+
+
+def _ordered(segments: list[_C.SegmentInfo], order: Sequence[torch.Tensor]) -> list[_C.SegmentInfo]:
+    """Those that these tensors are in come first, in the tensors' order."""
+    starts = sorted(info.address for info in segments)
     rank: dict[int, int] = {}
     for tensor in order:
         at = bisect_right(starts, tensor.untyped_storage().data_ptr()) - 1
         if at >= 0:
             rank.setdefault(starts[at], len(rank))
-    segments = sorted(asleep, key=lambda info: rank.get(info.address, len(rank)))
-    return WakeJob(operation, segments, fill, verify)
+    return sorted(segments, key=lambda info: rank.get(info.address, len(rank)))
 
 
 def wake(runtime: Runtime, job: WakeJob, progress: _C.WakeProgress | None = None) -> Woken:
@@ -155,16 +186,16 @@ def wake(runtime: Runtime, job: WakeJob, progress: _C.WakeProgress | None = None
         _book_pieces(runtime, job)
         raise
     finally:
-        _mark(runtime)
+        with job.phases.of("book"):
+            _mark(runtime)
     return _book_wake(job, set(result.segments), result)
 
 
 def _book_wake(job: WakeJob, awake: Collection[int], result: _C.WakeResult) -> Woken:
     """Forgets what was lost of segments that are awake, and tells who wants to know."""
-    phases = Phases()
-    with phases.of("book"):
+    with job.phases.of("book"):
         woken, undefined = _welcome(job, awake)
-    return Woken(woken, result, undefined, phases)
+    return Woken(woken, result, undefined, job.phases)
 
 
 def _welcome(job: WakeJob, awake: Collection[int]) -> tuple[list[_C.SegmentInfo], frozenset[str]]:
@@ -183,29 +214,29 @@ def _book_pieces(runtime: Runtime, job: WakeJob) -> None:
 
 def book_switch(
     runtime: Runtime,
-    decisions: list[Decision],
-    job: WakeJob,
+    leaving: SleepJob,
+    arriving: WakeJob,
     results: tuple[_C.SleepResult, _C.WakeResult],
-    phases: Phases,
 ) -> tuple[Slept, Woken]:
     """Books a switch that was carried out."""
     slept, woken = results
-    with phases.of("book"):
-        _book(runtime, decisions, set(slept.segments))
+    with leaving.phases.of("book"):
+        ended = _of(leaving.decisions, set(slept.segments))
+        _book(runtime, ended)
     try:
-        _tell_who_went(decisions, slept)
+        _tell_who_went(ended)
     finally:
-        awoken = _book_wake(job, set(woken.segments), woken)
-    return Slept(decisions, slept, phases), awoken
+        awoken = _book_wake(arriving, set(woken.segments), woken)
+    return Slept(ended, slept, leaving.phases), awoken
 
 
-def book_failed_switch(runtime: Runtime, decisions: list[Decision], job: WakeJob) -> None:
+def book_failed_switch(runtime: Runtime, leaving: SleepJob, arriving: WakeJob) -> None:
     """Books what a switch did before it failed; its hooks hear of what is awake."""
-    segments = _book_failure(runtime, decisions)
+    segments = _book_failure(runtime, leaving.decisions)
     for info in segments:
         if not info.asleep:
             _forget(info)
-    wanted = [item.info for item in decisions] + job.segments
+    wanted = [item.info for item in leaving.decisions] + arriving.segments
     _tell_who_stayed(segments, wanted)
 
 
@@ -230,9 +261,8 @@ def _wake_or_clear_caches(
     )
 
 
-def _tell_who_went(decisions: list[Decision], result: _C.SleepResult) -> None:
-    went = set(result.segments)
-    hooks.run_after_unmap([item.info for item in decisions if item.info.address in went])
+def _tell_who_went(ended: list[Decision]) -> None:
+    hooks.run_after_unmap([item.info for item in ended])
 
 
 def _tell_who_stayed(segments: list[_C.SegmentInfo], infos: list[_C.SegmentInfo]) -> None:
@@ -243,9 +273,9 @@ def _tell_who_stayed(segments: list[_C.SegmentInfo], infos: list[_C.SegmentInfo]
         hooks.run_after_map(awake)
 
 
-def _book(runtime: Runtime, decisions: list[Decision], asleep: Collection[int]) -> None:
+def _book(runtime: Runtime, asleep: list[Decision]) -> None:
     """Moves the epoch of tags that lost contents, and marks what sleeps."""
-    gone = [item for item in decisions if item.info.address in asleep and not item.info.asleep]
+    gone = [item for item in asleep if not item.info.asleep]
     lost = [item for item in gone if item.discarded_bytes]
     for tag in {item.info.tag for item in lost}:
         _registry.tag_state(tag).epoch += 1
@@ -253,7 +283,7 @@ def _book(runtime: Runtime, decisions: list[Decision], asleep: Collection[int]) 
         _registry.tag_state(item.info.tag).discarded.add(item.info.serial)
         _declared.forget_lost(item.info.address, item.info.bytes)
     _parts.tell_lost(item.info.address for item in lost)
-    _declared.note_backup(sorted(piece for item in gone for piece in item.backup))
+    _declared.note_backup(piece for item in gone for piece in item.backup)
     _mark(runtime)
 
 

@@ -199,4 +199,4 @@ def _note_reloadable(tensors: dict[str, torch.Tensor], segments: list[OwnedSegme
     """The file is the first backup; only a declaration to the contrary ends that."""
     _declared.mark_clean(tensors)
     places = [(segment.address, segment.bytes) for segment in segments if segment is not None]
-    _declared.note_backup(sorted(places))
+    _declared.note_backup(places)

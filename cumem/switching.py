@@ -5,11 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 
-from cumem import _caches, _operation, _runtime, _transition, hooks, waking
+from cumem import _caches, _operation, _runtime, _transition, waking
 from cumem._arguments import described, fill_value, sleep_request
 from cumem._outcome import Slept, Woken
-from cumem._phases import Phases, marked
-from cumem._plan import Decision, plans
+from cumem._phases import marked
 from cumem._runtime import Runtime
 from cumem.errors import translated
 from cumem.reports import SwitchReport
@@ -59,10 +58,9 @@ def switch(
     with _operation.exclusive(operation, request.tags | woken) as scopes:
         _operation.refuse_open(operation, scopes)
         _operation.refuse_capture(operation, runtime)
-        phases = Phases()
-        decisions = _transition.plan_sleep(runtime, request, phases)
-        job = _transition.plan_wake(runtime, operation, woken, value)
-        slept, awoken = _carry_out(runtime, decisions, job, phases)
+        leave = _transition.plan_sleep(runtime, request)
+        arrive = _transition.plan_wake(runtime, operation, woken, value)
+        slept, awoken = _carry_out(runtime, leave, arrive)
     seconds = time.perf_counter() - started
     return SwitchReport(slept.report(runtime, seconds), awoken.report(seconds), seconds)
 
@@ -74,21 +72,19 @@ def _listed(tags: Iterable[str]) -> list[str]:
 
 
 def _carry_out(
-    runtime: Runtime, decisions: list[Decision], job: _transition.WakeJob, phases: Phases
+    runtime: Runtime, leave: _transition.SleepJob, arrive: _transition.WakeJob
 ) -> tuple[Slept, Woken]:
     """Does both; the books are right also when it raises."""
-    leaving = [item.info for item in decisions]
-    whole = _transition.still_whole(decisions)
-    arriving = [info.address for info in job.segments]
+    leaving = [item.info for item in leave.decisions]
+    arriving = [info.address for info in arrive.segments]
     try:
-        if whole:
-            hooks.run_before_unmap(whole)
-        with translated(job.operation, _LEFT, runtime.backend.device_type), marked("switch"):
-            _caches.clear_caches_when_short(runtime, job.segments, leaving)
+        _transition.tell_who_goes(_transition.still_whole(leave.decisions), leave.phases)
+        with translated(arrive.operation, _LEFT, runtime.backend.device_type), marked("switch"):
+            _caches.clear_caches_when_short(runtime, arrive.segments, leaving)
             results = runtime.allocator.exchange(
-                plans(decisions), _transition.check(), arriving, job.fill
+                leave.plans, _transition.check(), arriving, arrive.fill
             )
     except BaseException:
-        _transition.book_failed_switch(runtime, decisions, job)
+        _transition.book_failed_switch(runtime, leave, arrive)
         raise
-    return _transition.book_switch(runtime, decisions, job, results, phases)
+    return _transition.book_switch(runtime, leave, arrive, results)

@@ -33,9 +33,10 @@ class WakeHandle:
     sleep or wake.
     """
 
-    def __init__(self, runtime: Runtime, job: _transition.WakeJob) -> None:
+    def __init__(self, runtime: Runtime, job: _transition.WakeJob, started: float) -> None:
         self._runtime = runtime
         self._job = job
+        self._started = started  # by time.perf_counter()
         self._stack = ExitStack()
         self._progress = _C.WakeProgress()
         self._tags = {info.address: info.tag for info in job.segments}
@@ -107,12 +108,11 @@ class WakeHandle:
                 self._progress.hold(allocator, address, stream)
 
     def _run(self) -> None:
-        started = time.perf_counter()
         with self._stack:
             _operation.operate_here()
             try:
                 done = _transition.wake(self._runtime, self._job, self._progress)
-                self._report = done.report(time.perf_counter() - started)
+                self._report = done.report(time.perf_counter() - self._started)
             except BaseException as error:  # noqa: BLE001 - raised by who waits
                 self._error = error
             finally:
@@ -146,9 +146,10 @@ def start(
     with ExitStack() as stack:
         stack.enter_context(_operation.exclusive(operation, tags))
         join_pending()  # one that another thread began meanwhile is over
+        started = time.perf_counter()
         _operation.refuse_capture(operation, runtime)
         job = _transition.plan_wake(runtime, operation, tags, fill, order)
-        handle = WakeHandle(runtime, job)
+        handle = WakeHandle(runtime, job, started)
         _operation.operate_elsewhere()
         with _pending_lock:
             handle.start(stack)

@@ -43,7 +43,7 @@ def test_reports_say_how_long_planning_and_booking_took() -> None:
     tensor = weights()
     slept, woken = cumem.sleep(), cumem.wake_up()
     assert {"snapshot", "decide", "book", "copy", "release"} <= slept.phases.keys()
-    assert "book" in woken.phases
+    assert {"decide", "book"} <= woken.phases.keys()
     assert all(seconds >= 0 for seconds in (*slept.phases.values(), *woken.phases.values()))
     assert same_bytes(tensor, contents_of(tensor, 3))
 
