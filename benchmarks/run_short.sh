@@ -1,5 +1,5 @@
 #!/bin/sh
-# Measures the whole table of targets once: about 100 seconds on one H200.
+# Measures the whole table of targets once: about two minutes on one H200.
 #
 #   benchmarks/run_short.sh FOLDER
 #

@@ -16,13 +16,7 @@ _T = TypeVar("_T")
 
 def with_cleared_caches(runtime: Runtime, work: Callable[[], _T]) -> _T:
     """Does it; when the device is full, once more without what torch only caches."""
-    try:
-        return work()
-    except _C.StatusError as error:
-        if error.fault != "device_memory":
-            raise
-    _snapshot.empty_cache(runtime)
-    return work()
+    return _again_after(lambda: _snapshot.empty_cache(runtime), "device_memory", work)
 
 
 def with_freed_host_memory(runtime: Runtime, work: Callable[[], _T]) -> _T:
@@ -31,12 +25,16 @@ def with_freed_host_memory(runtime: Runtime, work: Callable[[], _T]) -> _T:
     For what passes through host memory without a backup there: files. pre: ``work`` changes
     nothing where it fails for want of host memory.
     """
+    return _again_after(runtime.allocator.release_host, "host_memory", work)
+
+
+def _again_after(make_room: Callable[[], object], fault: str, work: Callable[[], _T]) -> _T:
     try:
         return work()
     except _C.StatusError as error:
-        if error.fault != "host_memory":
+        if error.fault != fault:
             raise
-    runtime.allocator.release_host()
+    make_room()
     return work()
 
 
