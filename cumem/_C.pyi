@@ -113,6 +113,8 @@ class SegmentInfo:
     @property
     def backup_bytes(self) -> int: ...
     @property
+    def pinned_file_bytes(self) -> int: ...
+    @property
     def device(self) -> int: ...
     @property
     def owner(self) -> Owner: ...
@@ -254,6 +256,7 @@ class Memory:
         file: File,
         parts: Sequence[tuple[int, int, int]],
         keep: bool,
+        pin: bool = False,
     ) -> Memory: ...
     def __init__(
         self,

@@ -40,6 +40,7 @@ def load_file(
     tag: str = "weights",
     device: DeviceLike = None,
     on_sleep: OnSleep | str | None = None,
+    pin_file: bool = False,
 ) -> dict[str, torch.Tensor]:
     """Loads a checkpoint to the device; returns its tensors by name.
 
@@ -60,15 +61,25 @@ def load_file(
             tensors since is noticed and backed up, where the device can compute digests;
             where it cannot, a sleep backs up everything, or under
             ``Options(clean_check="declared")`` what :func:`cumem.mark_dirty` named.
+        pin_file: with ``"reload"``: read the file's own pages, and keep them pinned while
+            a tensor lives, so that a wake copies at the link's speed. The load itself is
+            slower. No copy of the file is made, and processes share its pages; but the
+            system cannot use that memory for anything else (it does not count for
+            ``Options.host_limit_bytes``). Where the driver refuses to pin them, and
+            ``Options.allow_pageable`` is set, the file is read as without this;
+            ``stats().pinned_file_bytes`` tells.
 
     Raises:
         CheckpointError: a faulty file, a type that torch has not, or a file that changed
             or could not be read.
-        DeviceOutOfMemoryError, HostOutOfMemoryError: no room.
+        DeviceOutOfMemoryError, HostOutOfMemoryError: no room; the latter also for pages
+            to be pinned, or where the driver refused and ``allow_pageable`` is not set.
         BusyError: a graph capture is under way.
-        ValueError: an empty tag, an unknown policy, no such device. TypeError: a wrong type.
+        ValueError: an empty tag, an unknown policy, no such device, or ``pin_file`` without
+            ``"reload"``. TypeError: a wrong type.
         DriverError: no usable driver, or it refused. Nothing is left by any of these.
     """
+    _check_pin(pin_file, on_sleep, tag)
     entry = _owned.template(tag, on_sleep, device, has_file=True)
     shards = _shards(read_checkpoint(path_or_dir))
     runtime = _runtime.current()
@@ -79,7 +90,7 @@ def load_file(
         operation = f"load_file({str(path_or_dir)!r})"
         with translated(operation, _LEFT, _owned.kind(runtime), changed=_LEFT):
             for shard in shards:
-                segments.append(_reserve(runtime, entry, shard, addresses))
+                segments.append(_reserve(runtime, entry, shard, addresses, pin=pin_file))
             _fill(runtime, entry, addresses, sum(shard.bytes for shard in shards))
         tensors = _tensors(shards, segments, entry, runtime)
     except BaseException:
@@ -91,6 +102,13 @@ def load_file(
     if entry.on_sleep is OnSleep.RELOAD:
         _note_reloadable(tensors, segments)
     return tensors
+
+
+def _check_pin(pin_file: object, on_sleep: OnSleep | str | None, tag: str) -> None:
+    if type(pin_file) is not bool:
+        raise TypeError(f"pin_file must be a bool, not {type(pin_file).__name__}")
+    if pin_file and OnSleep.of(on_sleep, tag) is not OnSleep.RELOAD:
+        raise ValueError('pin_file=True needs on_sleep="reload": nothing else reads the file again')
 
 
 def _refuse_capture(runtime: Runtime, device: int) -> None:
@@ -142,7 +160,7 @@ def _shards(checkpoint: Checkpoint) -> list[_Shard]:
 
 
 def _reserve(
-    runtime: Runtime, entry: PoolEntry, shard: _Shard, addresses: list[int]
+    runtime: Runtime, entry: PoolEntry, shard: _Shard, addresses: list[int], *, pin: bool
 ) -> OwnedSegment | None:
     """A sleeping segment for the file, noted in ``addresses``; None for one without bytes."""
     if not shard.bytes:
@@ -153,7 +171,8 @@ def _reserve(
         owner = _C.Owner(entry.tag, entry.on_sleep.value)
         reload = entry.on_sleep is OnSleep.RELOAD
         memory = _C.Memory.from_file(
-            runtime.allocator, shard.bytes, entry.device, owner, file, shard.parts, reload
+            *(runtime.allocator, shard.bytes, entry.device, owner),
+            *(file, shard.parts, reload, pin),
         )
         return OwnedSegment(runtime, entry, memory)
 

@@ -56,6 +56,8 @@ class Stats:
         host_used_bytes: of that, in backups now.
         pageable_bytes: of the held, memory that is not pinned, by choice or because the driver
             refused.
+        pinned_file_bytes: pages of files that ``load_file(pin_file=True)`` keeps pinned; they
+            are the system's, and not in ``host_bytes``.
         reserved_addresses: bytes of address space reserved.
         physical_bytes: device memory taken from the driver and not given back.
         handles_created: physical allocations taken since the start.
@@ -73,6 +75,7 @@ class Stats:
     host_bytes: int
     host_used_bytes: int
     pageable_bytes: int
+    pinned_file_bytes: int
     reserved_addresses: int
     physical_bytes: int
     handles_created: int
@@ -104,10 +107,12 @@ class Stats:
         lines = [_device_line(device) for device in self.devices]
         lines += [_tag_line(tag) for tag in self.tags]
         lines.append(f"host: {size(self.host_bytes)} held, {size(self.host_used_bytes)} in backups")
+        if self.pinned_file_bytes:
+            lines.append(f"pages of files: {size(self.pinned_file_bytes)} pinned")
         return "\n".join(lines)
 
 
-_EMPTY = Stats((), (), *([0] * 13))
+_EMPTY = Stats((), (), *([0] * 14))
 
 
 def stats() -> Stats:
@@ -164,6 +169,7 @@ def _collect(runtime: Runtime) -> Stats:
         host_bytes=host.held_bytes,
         host_used_bytes=host.used_bytes,
         pageable_bytes=host.pageable_bytes,
+        pinned_file_bytes=sum(info.pinned_file_bytes for info in infos),
         reserved_addresses=ledger["reserved_bytes"],
         physical_bytes=ledger["physical_bytes"],
         handles_created=ledger["handles_created"],

@@ -14,6 +14,8 @@ SegmentInfo describe(const Segment& segment) {
   info.bytes = segment.bytes();
   info.asked_bytes = segment.asked_bytes;
   info.backup_bytes = total_bytes(segment.backup.ranges);
+  if (segment.source && segment.source->mapped)
+    info.pinned_file_bytes = segment.source->mapped->pinned_bytes();
   info.device = segment.device().ordinal();
   info.state = segment.state;
   info.owner = segment.owner;

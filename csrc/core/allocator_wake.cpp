@@ -17,6 +17,14 @@
 namespace cumem {
 namespace {
 
+// Large ones first: mapping a small one takes longer than filling it, and is hidden while
+// copies of large ones run.
+void sort_by_size(std::vector<Segment*>& segments) {
+  std::stable_sort(segments.begin(), segments.end(), [](const Segment* one, const Segment* other) {
+    return one->bytes() > other->bytes();
+  });
+}
+
 Status wake_all(const std::vector<Segment*>& waking, const std::vector<Device*>& devices,
                 const WakeRequest& request, const FileMeans& means, WakeResult& result) {
   Transfers transfers(Device::Direction::to_device, means);
@@ -48,7 +56,7 @@ Status bring_one(Segment& segment, const WakeRequest& request, Transfer& transfe
     request.progress->submitted(segment, std::move(event));
     return {};
   }
-  (void)transfer.wait();  // copies into it may run
+  (void)transfer.stop();  // copies into it may run
   (void)segment.unmap();
   return status;
 }
@@ -171,7 +179,7 @@ Status Allocator::wake(const WakeRequest& request, WakeResult& result) {
   std::vector<Backup> spent;  // dropped last, when everything is awake
   Transition transition(*this);
 
-  const std::vector<Segment*> waking = select_arriving(request, transition);
+  std::vector<Segment*> waking = select_arriving(request, transition);
   Status status = transition.refuse_captures();
   if (request.progress) {
     if (status.ok()) {
@@ -181,6 +189,7 @@ Status Allocator::wake(const WakeRequest& request, WakeResult& result) {
     }
     request.progress->finish(status);
   } else if (status.ok()) {
+    sort_by_size(waking);
     status = wake_whole(request, waking, transition, result);
     if (status.ok()) publish_awake(waking, retain, transition, result, spent);
   }

@@ -25,9 +25,10 @@ Status map_and_restore(Segment& segment, const std::optional<unsigned char>& fil
   if (!backup.ranges.empty())
     if (Status status = transfer.copy(backup); !status.ok()) return status;
   if (backup.reload.empty()) return {};
-  const File& file = *segment.source->file;
-  Status status = file.prove();
-  return status.ok() ? transfer.read(file, backup.reload) : status;
+  const Source& source = *segment.source;
+  if (Status status = source.file->prove(); !status.ok()) return status;
+  return source.mapped ? transfer.read(*source.file, *source.mapped, backup.reload)
+                       : transfer.read(*source.file, backup.reload);
 }
 
 Status wait_and_prove(Segment& segment, Transfer& transfer, Digester* digester) {

@@ -20,6 +20,14 @@
 
 #include "core/status.h"
 
+// From CUDA 12.8 on the driver takes many copies in one call; 13.0 changed its parameters.
+#define CUMEM_HAS_BATCHES (CUDA_VERSION >= 12080)
+#if CUMEM_HAS_BATCHES
+#define CUMEM_BATCH_CALLS(OPTIONAL) OPTIONAL(cuMemcpyBatchAsync)
+#else
+#define CUMEM_BATCH_CALLS(OPTIONAL)
+#endif
+
 // REQUIRED: a driver without one of these cannot be used (Status names it).
 // OPTIONAL: null where the driver is too old; the feature is absent.
 #define CUMEM_DRIVER_CALLS(REQUIRED, OPTIONAL) \
@@ -70,7 +78,8 @@
   OPTIONAL(cuModuleLoadData)                   \
   OPTIONAL(cuModuleUnload)                     \
   OPTIONAL(cuModuleGetFunction)                \
-  OPTIONAL(cuLaunchKernel)
+  OPTIONAL(cuLaunchKernel)                     \
+  CUMEM_BATCH_CALLS(OPTIONAL)
 
 namespace cumem {
 

@@ -7,9 +7,13 @@
 namespace cumem {
 namespace {
 
-// How much is saved ahead of the segment that is waited for: enough to keep the
-// link busy over a release (measured: under a millisecond), in few bytes.
+// How much is saved ahead of the segment that is waited for, and arrives before the first
+// has left: enough to keep the link busy over a release (measured: under a millisecond) or
+// the digests of a few GiB, in few bytes.
 constexpr std::size_t kAhead = std::size_t{512} << 20;
+
+// How much that fits nobody is held before it goes back to the driver.
+constexpr std::size_t kHeld = std::size_t{1} << 30;
 
 // Among how many arriving segments one is looked for that fits what is there. Models
 // repeat their sizes from layer to layer, so a few layers hold them all.
@@ -58,24 +62,35 @@ Status Exchange::release_next(SleepResult& result) {
 Status Exchange::give_back(SleepResult& result) {
   const std::size_t before = pool_.bytes();
   Status status = pool_.release();
-  result.freed_bytes += before - pool_.bytes();
-  room_ += before - pool_.bytes();
+  const std::size_t released = before - pool_.bytes();
+  result.freed_bytes += released;
+  room_ += released;
+  returned_ += released;
   return status;
 }
 
-// Sees to it that `bytes` can be created, if that is possible now: what nobody wants
-// as it is goes back to the driver.
-Status Exchange::make_room(std::size_t bytes, SleepResult& result) {
-  return bytes + reserve_ <= room_ ? Status{} : give_back(result);
+// New memory for the start and for what was released.
+std::size_t Exchange::budget() const noexcept {
+  return kAhead + returned_ - std::min(created_, kAhead + returned_);
 }
 
-// Moves it to the front of those that are not mapped yet.
+// While something is to leave, within the budget, unless one alone is larger.
+bool Exchange::may_create(std::size_t bytes) const noexcept {
+  if (released_ == leaving_.size()) return true;
+  return (created_ == 0 || bytes <= budget()) && bytes + reserve_ <= room_;
+}
+
+// Moves it to the front of those that are not mapped yet: the first of the next few that
+// needs no new memory, or else one that needs little.
 Segment& Exchange::next_to_arrive() {
   const auto first = arriving_.begin() + static_cast<std::ptrdiff_t>(mapped_.size());
   const std::size_t left = arriving_.size() - mapped_.size();
   const auto last = first + static_cast<std::ptrdiff_t>(std::min(kChoice, left));
-  const auto fits = [this](const Segment* one) { return one->bytes_to_create(pool_) == 0; };
-  const auto found = pool_.bytes() == 0 ? last : std::find_if(first, last, fits);
+  const auto needs_at_most = [this](std::size_t most) {
+    return [this, most](const Segment* one) { return one->bytes_to_create(pool_) <= most; };
+  };
+  auto found = pool_.bytes() == 0 ? last : std::find_if(first, last, needs_at_most(0));
+  if (found == last) found = std::find_if(first, last, needs_at_most(budget()));
   if (found != last) std::rotate(first, found, found + 1);
   return **first;
 }
@@ -87,20 +102,27 @@ Status Exchange::bring_in(const WakeRequest& request, SleepResult& result) {
     Segment& next = next_to_arrive();
     const bool last_chance = released_ == leaving_.size();
     const std::size_t fresh = next.bytes_to_create(pool_);
-    if (fresh > 0)
-      if (Status status = make_room(fresh, result); !status.ok()) return status;
-    if (fresh > 0 && fresh + reserve_ > room_ && !last_chance) return {};
+    if (fresh > 0 && (last_chance || (pool_.bytes() >= kHeld && !may_create(fresh))))
+      if (Status status = give_back(result); !status.ok()) return status;
+    if (fresh > 0 && !may_create(fresh)) break;
     Status status = map_and_restore(next, request.fill, in_, &pool_);
     if (status.ok()) status = wait_and_prove(next, in_, digester_);
     if (status.fault == Fault::device_memory && !last_chance) {
       room_ = 0;
-      return {};
+      break;
     }
     if (!status.ok()) return status;
     room_ -= std::min(room_, fresh);
+    created_ += fresh;
     mapped_.push_back(&next);
   }
-  return {};
+  return send();
+}
+
+Status Exchange::send() {
+  Status status = in_.submit();
+  if (status.ok()) sent_ = mapped_.size();
+  return status;
 }
 
 Status Exchange::run(const WakeRequest& request, SleepResult& result) {
@@ -128,12 +150,14 @@ Status Exchange::run(const WakeRequest& request, SleepResult& result) {
 // given back, and nothing is left running.
 Status Exchange::settle() {
   const Status saved = out_.wait();
-  const Status filled = in_.wait();
-  if (mapped_.size() < arriving_.size()) unmap_all({arriving_[mapped_.size()]});
-  if (filled.ok()) return saved;
-  unmap_all(mapped_);
-  mapped_.clear();
-  return filled;
+  (void)send();  // where it fails, run() knows
+  const Status filled = in_.stop();
+  if (!filled.ok()) sent_ = 0;
+  unmap_all({arriving_.begin() + static_cast<std::ptrdiff_t>(sent_),
+             arriving_.begin() +
+                 static_cast<std::ptrdiff_t>(std::min(mapped_.size() + 1, arriving_.size()))});
+  mapped_.resize(sent_);
+  return filled.ok() ? saved : filled;
 }
 
 }  // namespace cumem

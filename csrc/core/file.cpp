@@ -1,6 +1,9 @@
 #include "core/file.h"
 
 #include <fcntl.h>
+#include <linux/magic.h>
+#include <sys/mman.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -112,6 +115,21 @@ Status File::write(std::uint64_t offset, const std::byte* data, std::size_t byte
     bytes -= step;
   }
   return {};
+}
+
+// Shared, so that the pages are those of the file and not copies.
+Status File::map(std::byte*& out) const {
+  void* data = mmap(nullptr, bytes(), PROT_READ, MAP_SHARED, descriptor_, 0);
+  if (data == MAP_FAILED) return refused("mmap", bytes());
+  out = static_cast<std::byte*>(data);
+  return {};
+}
+
+bool File::in_memory() const noexcept {
+  struct statfs system = {};
+  if (fstatfs(descriptor_, &system) != 0) return false;
+  const auto kind = static_cast<unsigned long>(system.f_type);
+  return kind == TMPFS_MAGIC || kind == RAMFS_MAGIC || kind == HUGETLBFS_MAGIC;
 }
 
 Status File::digest_header(Digest& out) const {

@@ -35,6 +35,12 @@ class File {
   // All of the bytes or a failure. Several threads may call these at once.
   Status read(std::uint64_t offset, std::byte* data, std::size_t bytes) const;
   Status write(std::uint64_t offset, const std::byte* data, std::size_t bytes) const;
+  // Maps all of it for reading, for the caller to unmap. pre: it was adopted.
+  Status map(std::byte*& out) const;
+  // How long it was when it was adopted.
+  std::size_t bytes() const noexcept { return static_cast<std::size_t>(identity_.st_size); }
+  // Is it of a file system whose files are memory?
+  bool in_memory() const noexcept;
   // Is it what it was when it was adopted?
   Status prove() const;
   // Gives the room of a part back to the file system, where that is possible.

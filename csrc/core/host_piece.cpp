@@ -74,7 +74,8 @@ Status HostPiece::make_ready(const HostConfig& config) {
   while (touched_ < blocks()) std::this_thread::yield();
   const auto touched = std::chrono::steady_clock::now();
   const bool must = use_ == HostUse::slot;
-  Status status = must || config.pin_backups ? pin() : Status{};
+  Status status = must || config.pin_backups ? pin_.take(driver_, data_, bytes_) : Status{};
+  pinned_ = pin_.held();
   if (!status.ok() && (must || !config.allow_pageable)) return status;
   touch_seconds_ = std::chrono::duration<double>(touched - started).count();
   pin_seconds_ = std::chrono::duration<double>(std::chrono::steady_clock::now() - touched).count();
@@ -82,37 +83,15 @@ Status HostPiece::make_ready(const HostConfig& config) {
   return {};
 }
 
-Status HostPiece::pin() noexcept {
-  constexpr unsigned flags = CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP;
-  Status status = check(driver_.cuCtxGetCurrent(&pinned_in_), "cuCtxGetCurrent");
-  if (status.ok())
-    status = check(driver_.cuMemHostRegister(data_, bytes_, flags), "cuMemHostRegister", bytes_);
-  pinned_ = status.ok();
-  if (pinned_) driver_.ledger().registered_bytes += bytes_;
-  // Out of memory from this call speaks of the host.
-  if (status.fault == Fault::device_memory) status.fault = Fault::host_memory;
+Status HostPiece::unpin() noexcept {
+  Status status = pin_.release();
+  pinned_ = pin_.held();
   return status;
 }
 
-Status HostPiece::unpin() noexcept {
-  if (!pinned_) return {};
-  RelaxedCapture relaxed(driver_);
-  ContextGuard context(driver_, pinned_in_);
-  Status status = context.status();
-  if (status.ok())
-    status = check(driver_.cuMemHostUnregister(data_), "cuMemHostUnregister", bytes_);
-  if (!status.ok()) return status;
-  pinned_ = false;
-  driver_.ledger().registered_bytes -= bytes_;
-  return {};
-}
-
+// What is still pinned stays, lest the device write elsewhere.
 HostPiece::~HostPiece() {
-  Status status = unpin();
-  if (status.ok())
-    munmap(data_, bytes_);
-  else
-    driver_.refuse(status);  // still pinned: the pages stay, lest the device write elsewhere
+  if (unpin().ok()) munmap(data_, bytes_);
 }
 
 HostSpan HostPiece::cut(std::size_t bytes) {

@@ -10,6 +10,7 @@
 
 #include "core/driver.h"
 #include "core/host_store.h"
+#include "core/pin.h"
 #include "core/status.h"
 
 namespace cumem {
@@ -58,10 +59,9 @@ class HostPiece {
 
  private:
   HostPiece(const Driver& driver, std::byte* data, std::size_t bytes, HostUse use);
-  Status pin() noexcept;
 
   const Driver& driver_;
-  CUcontext pinned_in_ = nullptr;  // current when it was pinned; made so to unpin
+  Pin pin_;  // given back before the pages
   std::byte* data_;
   std::size_t bytes_;
   const HostUse use_;

@@ -117,6 +117,7 @@ struct SegmentInfo {
   std::size_t mapped_chunks = 0;
   std::size_t handles = 0;  // chunks with physical memory, mapped or not
   std::size_t backup_bytes = 0;
+  std::size_t pinned_file_bytes = 0;  // pages of its file
   int device = 0;
   SegmentState state = SegmentState::awake;
   Owner owner;

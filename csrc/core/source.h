@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "core/file.h"
+#include "core/mapped_file.h"
 #include "core/range.h"
 #include "core/status.h"
 
@@ -29,10 +30,11 @@ struct Backup;
 
 struct Source {
   std::shared_ptr<const File> file;
-  std::vector<FilePart> parts;  // in address order
-  bool keep = false;            // for sleeps too; else it only fills the segment once
-  std::vector<Digest> digests;  // of what was read, one a piece; empty: not known
-  std::vector<bool> stale;      // one a piece
+  std::unique_ptr<MappedFile> mapped;  // where its pages are to be pinned
+  std::vector<FilePart> parts;         // in address order
+  bool keep = false;                   // for sleeps too; else it only fills the segment once
+  std::vector<Digest> digests;         // of what was read, one a piece; empty: not known
+  std::vector<bool> stale;             // one a piece
 
   std::vector<Range> ranges() const;
 };

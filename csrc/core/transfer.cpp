@@ -1,5 +1,6 @@
 #include "core/transfer.h"
 
+#include <cstring>
 #include <utility>
 
 namespace cumem {
@@ -40,6 +41,34 @@ Status Transfer::read(const File& file, const std::vector<FilePart>& parts) {
   return staging_.read(file, parts);
 }
 
+// Takes off `part` what was submitted.
+Status Transfer::fetch(FilePart& part, MappedFile& pages) {
+  return pages.visit(part.offset, part.range.bytes, [&](std::byte* data, std::size_t bytes) {
+    Status status = batch_.add(part.range.address, data, bytes, stream_);
+    part.range.address += bytes;
+    part.range.bytes -= bytes;
+    part.offset += bytes;
+    copied_bytes_ += bytes;
+    means_.moved_bytes += bytes;
+    return status;
+  });
+}
+
+Status Transfer::read(const File& file, MappedFile& pages, const std::vector<FilePart>& parts) {
+  if (Status status = open(); !status.ok()) return status;
+  std::vector<FilePart> others;
+  bool refused = false;
+  for (FilePart part : parts) {
+    Status status = refused ? Status{} : fetch(part, pages);
+    refused = refused || !status.ok();
+    const bool pinning = std::strcmp(status.call, "cuMemHostRegister") == 0;
+    const bool other_way = pinning && means_.host.config().allow_pageable;
+    if (!status.ok() && !other_way) return status;
+    if (refused) others.push_back(part);
+  }
+  return others.empty() ? Status{} : read(file, others);
+}
+
 // What is pinned is submitted; what is not comes last, all at once, so that threads can share it.
 Status Transfer::copy(const std::vector<FilePart>& parts, const HostBlock& host) {
   if (Status status = open(); !status.ok()) return status;
@@ -74,18 +103,14 @@ Status Transfer::stage(const std::vector<FilePart>& parts, const HostBlock& host
 
 // One copy for each part that is contiguous on both sides.
 Status Transfer::submit(const FilePart& part, const HostBlock& host) {
-  const Driver& driver = device_.driver();
   CUdeviceptr at = part.range.address;
   return host.visit(part.offset, part.range.bytes, [&](std::byte* data, std::size_t bytes) {
-    const CUdeviceptr from = std::exchange(at, at + bytes);
     copied_bytes_ += bytes;
-    return direction_ == Device::Direction::to_host
-               ? check(driver.cuMemcpyDtoHAsync(data, from, bytes, stream_), "cuMemcpyDtoHAsync",
-                       bytes, device_.ordinal())
-               : check(driver.cuMemcpyHtoDAsync(from, data, bytes, stream_), "cuMemcpyHtoDAsync",
-                       bytes, device_.ordinal());
+    return batch_.add(std::exchange(at, at + bytes), data, bytes, stream_);
   });
 }
+
+Status Transfer::submit() { return batch_.submit(stream_); }
 
 Status Transfer::fill(const Range& range, unsigned char value) {
   if (Status status = open(); !status.ok()) return status;
@@ -94,12 +119,21 @@ Status Transfer::fill(const Range& range, unsigned char value) {
 }
 
 Status Transfer::mark(Event& event) {
-  if (Status status = open(); !status.ok()) return status;
-  return event.record(device_, stream_);
+  Status status = open();
+  if (status.ok()) status = submit();
+  return status.ok() ? event.record(device_, stream_) : status;
 }
 
-// Memory goes after a wait, so a refusal is answered by asking once more.
 Status Transfer::wait() {
+  if (stream_ == nullptr) return {};
+  const Status submitted = submit();
+  const Status waited = stop();
+  return submitted.ok() ? waited : submitted;
+}
+
+// Memory goes after this, so a refusal is answered by asking once more.
+Status Transfer::stop() {
+  batch_.clear();
   if (stream_ == nullptr) return {};
   Status status = device_.wait_for_copies(direction_);
   if (!status.ok()) (void)device_.wait_for_copies(direction_);

@@ -1,9 +1,9 @@
 // How do bytes move between a device and its backups?
 //
 // Pinned host memory: on the device's copy stream for the direction, in as few copies as the
-// ranges and the arena's spans allow. Everything is submitted first; wait() ends the
-// work. Memory that is not pinned, and files: through Staging. The caller has waited for the device
-// before, so there is nothing on other streams to order against.
+// ranges and the arena's spans allow, small ones together. Everything is submitted first;
+// wait() ends the work. Memory that is not pinned, and files: through Staging. The caller has
+// waited for the device before, so there is nothing on other streams to order against.
 #pragma once
 
 #include <cuda.h>
@@ -11,9 +11,11 @@
 #include <cstddef>
 #include <vector>
 
+#include "core/copy_batch.h"
 #include "core/device.h"
 #include "core/event.h"
 #include "core/host_store.h"
+#include "core/mapped_file.h"
 #include "core/segment.h"
 #include "core/staging.h"
 #include "core/status.h"
@@ -23,31 +25,43 @@ namespace cumem {
 class Transfer {
  public:
   Transfer(Device& device, Device::Direction direction, const FileMeans& means)
-      : device_(device), direction_(direction), staging_(device, means) {}
+      : device_(device),
+        direction_(direction),
+        means_(means),
+        batch_(device, direction),
+        staging_(device, means) {}
   Transfer(const Transfer&) = delete;
   Transfer& operator=(const Transfer&) = delete;
 
   // The calls below need the device's context to be current.
 
-  // Submits copies between all ranges of `backup` and its host block; between them and
-  // pageable memory or a file on disk it moves them, and of these only the last copies may
-  // still run.
-  // After a failure copies may still be running: wait() before the memory goes.
+  // Submits copies between all ranges of `backup` and its host block (of the last ones some
+  // may be kept back for company); between them and pageable memory or a file on disk it
+  // moves them, and of these only the last copies may still run.
+  // After a failure copies may still be running: stop() before the memory goes.
   Status copy(const Backup& backup);
   // The same for one range whose bytes start at `offset` of the backup.
   Status copy(const Range& range, const Backup& backup, std::size_t offset);
   // Reads these parts of a file; the last copies may still run.
   Status read(const File& file, const std::vector<FilePart>& parts);
+  // The same from the file's own pages; what cannot be pinned is read as above, where the
+  // configuration allows that.
+  Status read(const File& file, MappedFile& pages, const std::vector<FilePart>& parts);
 
   // Submits a fill of a whole range with one byte value.
   Status fill(const Range& range, unsigned char value);
 
-  // Puts `event` behind everything submitted so far.
+  // Submits what was kept back.
+  Status submit();
+
+  // Puts `event` behind everything given so far.
   Status mark(Event& event);
 
-  // Waits for everything submitted. Safe to call when nothing was. After a refusal
+  // Waits for everything given. Safe to call when nothing was. After a refusal
   // too nothing runs any more, unless the driver refuses twice.
   Status wait();
+  // The same without what was kept back: that is forgotten.
+  Status stop();
 
   std::size_t copied_bytes() const noexcept { return copied_bytes_; }
 
@@ -57,11 +71,14 @@ class Transfer {
   Status copy(const std::vector<FilePart>& parts, const HostBlock& host);
   Status stage(const std::vector<FilePart>& parts, const HostBlock& host);
   Status submit(const FilePart& part, const HostBlock& host);
+  Status fetch(FilePart& part, MappedFile& pages);
 
   Device& device_;
   const Device::Direction direction_;
+  const FileMeans means_;
   CUstream stream_ = nullptr;  // the device's; set by the first submission
   std::size_t copied_bytes_ = 0;
+  CopyBatch batch_;
   Staging staging_;
 };
 

@@ -6,9 +6,10 @@ namespace cumem {
 
 namespace {
 
-Status wait_under_context(Device& device, Transfer& transfer) {
+template <class Wait>
+Status under_context(Device& device, const Wait& wait) {
   ContextGuard context(device);
-  return context.status().ok() ? transfer.wait() : context.status();
+  return context.status().ok() ? wait() : context.status();
 }
 
 }  // namespace
@@ -65,14 +66,22 @@ Transfer& Transfers::on(Device& device) {
   return *slot;
 }
 
+// A wait that was refused is asked for once more: memory may go after it.
 Status Transfers::wait() {
   Status first;
   for (auto& [device, transfer] : transfers_) {
-    Status status = wait_under_context(*device, *transfer);
-    if (!status.ok()) (void)wait_under_context(*device, *transfer);
+    const Status status = under_context(*device, [&one = *transfer] { return one.wait(); });
+    if (!status.ok()) (void)under_context(*device, [&one = *transfer] { return one.stop(); });
     if (first.ok()) first = status;
   }
   return first;
+}
+
+Transfers::~Transfers() {
+  for (auto& [device, transfer] : transfers_) {
+    const auto stop = [&one = *transfer] { return one.stop(); };
+    if (!under_context(*device, stop).ok()) (void)under_context(*device, stop);
+  }
 }
 
 std::size_t Transfers::copied_bytes() const noexcept {

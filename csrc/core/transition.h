@@ -50,13 +50,13 @@ class Transition {
 // Waits for all work on the devices of a transition.
 Status wait_for_devices(const Transition& transition);
 
-// One Transfer per device. Destruction waits for what was submitted, so it must
-// be declared after everything that copies read or write.
+// One Transfer per device. Destruction waits for what was submitted and forgets the rest,
+// so it must be declared after everything that copies read or write.
 class Transfers {
  public:
   Transfers(Device::Direction direction, const FileMeans& means)
       : direction_(direction), means_(means) {}
-  ~Transfers() { (void)wait(); }
+  ~Transfers();
   Transfers(const Transfers&) = delete;
   Transfers& operator=(const Transfers&) = delete;
 

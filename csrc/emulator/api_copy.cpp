@@ -74,6 +74,28 @@ Work to_device(CUdeviceptr device, const void* host, std::size_t bytes) {
   return work;
 }
 
+#if CUDA_VERSION >= 12080
+
+CUresult queue_between(Session& session, CUstream stream, CUdeviceptr target, CUdeviceptr source,
+                       std::size_t bytes) {
+  const Range written{target, bytes};
+  Work work = session.world.addresses.touches(written)
+                  ? to_device(target, reinterpret_cast<const void*>(source), bytes)
+                  : to_host(reinterpret_cast<void*>(target), source, bytes);
+  return queue(session, stream, std::move(work), Return::kWhenQueued);
+}
+
+// Last first: nobody may count on an order within a batch.
+CUresult queue_all(Session& session, CUstream stream, const CUdeviceptr* targets,
+                   const CUdeviceptr* sources, const std::size_t* sizes, std::size_t count) {
+  CUresult result = CUDA_SUCCESS;
+  for (std::size_t i = count; i > 0 && result == CUDA_SUCCESS; --i)
+    result = queue_between(session, stream, targets[i - 1], sources[i - 1], sizes[i - 1]);
+  return result;
+}
+
+#endif
+
 CUresult register_host(Session& session, const Range& range) {
   World& world = session.world;
   const Machine& machine = *session.machine;
@@ -132,6 +154,32 @@ CUresult CUDAAPI cuMemcpyDtoHAsync(void* host, CUdeviceptr device, size_t bytes,
     return queue(session, stream, to_host(host, device, bytes), Return::kWhenQueued);
   });
 }
+
+#if CUDA_VERSION >= 13000
+#define CUMEM_INDEX_PARAMETER
+#elif CUDA_VERSION >= 12080
+#define CUMEM_INDEX_PARAMETER size_t* /* index of the copy that failed */,
+#endif
+
+#if CUDA_VERSION >= 12080
+
+// Of the attributes nothing depends here but that there are some, from the first copy on.
+CUresult CUDAAPI cuMemcpyBatchAsync(CUdeviceptr* targets, CUdeviceptr* sources, size_t* sizes,
+                                    size_t count, CUmemcpyAttributes* attributes, size_t* firsts,
+                                    size_t attribute_count, CUMEM_INDEX_PARAMETER CUstream stream) {
+  const Call call{"cuMemcpyBatchAsync", Subject::stream(stream), kUnderContext};
+  return guarded(call, [&](Session& session) {
+    const bool given = targets != nullptr && sources != nullptr && sizes != nullptr &&
+                       attributes != nullptr && firsts != nullptr;
+    if (!given || count == 0 || attribute_count == 0 || attribute_count > count || firsts[0] != 0 ||
+        stream == nullptr) {
+      return CUDA_ERROR_INVALID_VALUE;
+    }
+    return queue_all(session, stream, targets, sources, sizes, count);
+  });
+}
+
+#endif
 
 CUresult CUDAAPI cuMemsetD8Async(CUdeviceptr device, unsigned char value, size_t bytes,
                                  CUstream stream) {

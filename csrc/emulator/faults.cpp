@@ -46,6 +46,7 @@ constexpr std::string_view kCalls[] = {
     "cuMemRetainAllocationHandle",
     "cuMemSetAccess",
     "cuMemUnmap",
+    "cuMemcpyBatchAsync",
     "cuMemcpyDtoH",
     "cuMemcpyDtoHAsync",
     "cuMemcpyHtoD",

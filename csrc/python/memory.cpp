@@ -66,11 +66,14 @@ using Part = std::tuple<std::size_t, std::uint64_t, std::size_t>;
 
 std::shared_ptr<Memory> from_file(std::shared_ptr<Allocator> allocator, std::size_t bytes,
                                   int ordinal, const Owner& owner, std::shared_ptr<File> file,
-                                  const std::vector<Part>& parts, bool keep) {
+                                  const std::vector<Part>& parts, bool keep, bool pin) {
   refuse_child();
   auto source = std::make_unique<Source>();
   source->file = std::move(file);
   source->keep = keep;
+  if (pin)
+    require(MappedFile::make(allocator->driver(), *source->file, source->mapped),
+            allocator->driver());
   for (const auto& [at, offset, size] : parts) source->parts.push_back({{at, size}, offset});
   CUdeviceptr address = 0;
   require(allocator->reserve(bytes, ordinal, owner, std::move(source), address),
@@ -118,7 +121,7 @@ void bind_memory(py::module_& m) {
            py::call_guard<py::gil_scoped_release>())
       .def_static("from_file", &from_file, py::arg("allocator"), py::arg("bytes"),
                   py::arg("device"), py::arg("owner"), py::arg("file"), py::arg("parts"),
-                  py::arg("keep"), py::call_guard<py::gil_scoped_release>())
+                  py::arg("keep"), py::arg("pin") = false, py::call_guard<py::gil_scoped_release>())
       .def_property_readonly("address", &Memory::address)
       .def_property_readonly("bytes", &Memory::bytes)
       .def("view", &view_of, py::arg("offset"), py::arg("bytes"));

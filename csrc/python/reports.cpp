@@ -72,6 +72,7 @@ void bind_reports(py::module_& m) {
       .def_readonly("mapped_chunks", &SegmentInfo::mapped_chunks)
       .def_readonly("handles", &SegmentInfo::handles)
       .def_readonly("backup_bytes", &SegmentInfo::backup_bytes)
+      .def_readonly("pinned_file_bytes", &SegmentInfo::pinned_file_bytes)
       .def_readonly("device", &SegmentInfo::device)
       .def_readonly("owner", &SegmentInfo::owner)
       // Its fields, for loops: the owner itself is wrapped anew at every look at it.

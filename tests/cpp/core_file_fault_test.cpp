@@ -45,11 +45,14 @@ int make_file() {
 struct Scene {
   Rig r{64 * kMiB, config()};
   const int file = make_file();
+  const bool mapped;  // the file's own pages are read
+  std::uint64_t pinned_before = 0;
   CUdeviceptr loaded = 0;
   CUdeviceptr other = 0;
 
-  Scene() {
+  explicit Scene(bool mapped = false) : mapped(mapped) {
     r.load_digester();
+    pinned_before = pinned();
     other = r.make(kBytes);
     r.write(other, kOther);
   }
@@ -62,6 +65,7 @@ struct Scene {
     source->file = held;
     source->parts = {{{0, kBytes}, kHeader}};
     source->keep = true;
+    if (mapped) REQUIRE(cumem::MappedFile::make(*r.driver, *held, source->mapped).ok());
     return r.allocator->reserve(kBytes, 0, {"weights", "reload", 0, false}, std::move(source),
                                 loaded);
   }
@@ -71,6 +75,7 @@ struct Scene {
                     {other, {{other, kBytes}}, {}, Store::disk}});
   }
   Status wake() { return r.wake({loaded, other}, 0xFF); }
+  std::uint64_t pinned() const { return r.driver->ledger().registered_bytes; }
   void expect_bytes() {
     const std::vector<unsigned char> payload(kContents.begin() + kHeader, kContents.end());
     CHECK(r.read(loaded, kBytes) == payload);
@@ -81,6 +86,8 @@ struct Scene {
     r.allocator->free(other);
     CHECK_EQ(r.allocator->live_segments(), std::size_t{0});
     CHECK_EQ(r.allocator->host().usage().used_bytes, std::size_t{0});
+    r.allocator->host().release_idle();
+    CHECK_EQ(pinned(), pinned_before);
     r.expect_empty();
   }
 };
@@ -137,6 +144,66 @@ TEST(every_failure_in_a_wake_from_files_leaves_both_asleep_and_a_retry_succeeds)
         scene.expect_bytes();
         scene.expect_clean_end();
       });
+}
+
+// Of the calls those that are made for the pages, or come after them.
+TEST(every_failure_of_a_load_and_a_wake_from_a_files_own_pages_leaves_an_exact_state) {
+  rig::for_each_failure<Scene>(
+      {"cuMemHostRegister", "cuMemMap", "cuMemcpyHtoDAsync", "cuStreamSynchronize"},
+      [] {
+        auto scene = std::make_unique<Scene>(true);
+        REQUIRE(scene->reserve().ok());
+        return scene;
+      },
+      [](Scene& scene) {
+        if (scene.wake().ok() && scene.sleep().ok()) (void)scene.wake();
+      },
+      [](Scene& scene, const char*, long) {
+        REQUIRE(scene.wake().ok());
+        scene.expect_bytes();
+        REQUIRE(scene.sleep().ok());
+        REQUIRE(scene.wake().ok());
+        scene.expect_bytes();
+        scene.expect_clean_end();
+      });
+}
+
+std::size_t pinned_pages(const Scene& scene) {
+  std::size_t bytes = 0;
+  for (const rig::SegmentInfo& info : scene.r.allocator->segments())
+    bytes += info.pinned_file_bytes;
+  return bytes;
+}
+
+TEST(a_files_own_pages_stay_pinned_while_its_segment_lives) {
+  Scene scene(true);
+  REQUIRE(scene.reserve().ok());
+  CHECK_EQ(pinned_pages(scene), std::size_t{0});
+  REQUIRE(scene.wake().ok());
+  for (int cycle = 0; cycle < 2; ++cycle) {
+    CHECK_EQ(pinned_pages(scene), kContents.size());
+    scene.expect_bytes();
+    REQUIRE(scene.sleep().ok() && scene.wake().ok());
+  }
+  scene.r.allocator->host().release_idle();
+  CHECK_EQ(scene.pinned(), scene.pinned_before + kContents.size());
+  scene.expect_clean_end();
+}
+
+TEST(pages_that_the_driver_does_not_pin_are_read_through_the_ring_or_refused) {
+  for (const bool allow_pageable : {true, false}) {
+    Scene scene(true);
+    rig::Config config = ::config();
+    config.host.allow_pageable = allow_pageable;
+    scene.r.allocator->configure(config);
+    REQUIRE(scene.reserve().ok());
+    rig::fail_call(scene.r, "cuMemHostRegister", 1, CUDA_ERROR_NOT_PERMITTED);
+    CHECK_EQ(scene.wake().ok(), allow_pageable);
+    CHECK_EQ(pinned_pages(scene), std::size_t{0});
+    if (!allow_pageable) REQUIRE(scene.wake().ok());
+    scene.expect_bytes();
+    scene.expect_clean_end();
+  }
 }
 
 TEST(a_file_that_has_changed_is_refused_before_the_first_unmap) {

@@ -2,7 +2,9 @@
 #pragma once
 
 #include <functional>
+#include <iterator>
 #include <memory>
+#include <vector>
 
 #include "core_rig.h"
 
@@ -32,6 +34,7 @@ inline const char* const kOperationCalls[] = {
     "cuMemRelease",
     "cuMemSetAccess",
     "cuMemUnmap",
+    "cuMemcpyBatchAsync",
     "cuMemcpyDtoHAsync",
     "cuMemcpyHtoDAsync",
     "cuMemsetD8Async",
@@ -52,13 +55,14 @@ inline void fail_call(Rig& r, const char* call, long nth = 1, CUresult code = CU
   REQUIRE(r.computer.cu.cumem_emulator_fail(r.computer.machine, call, nth, code) == 0);
 }
 
-// For every call, and every time that `operation` makes it in a scene of its own:
+// For each of `calls`, and every time that `operation` makes it in a scene of its own:
 // operation with that one failing, then `after`.
 template <class Scene>
-void for_each_failure(const std::function<std::unique_ptr<Scene>()>& make,
+void for_each_failure(const std::vector<const char*>& calls,
+                      const std::function<std::unique_ptr<Scene>()>& make,
                       const std::function<void(Scene&)>& operation,
                       const std::function<void(Scene&, const char* call, long nth)>& after) {
-  for (const char* call : kOperationCalls) {
+  for (const char* call : calls) {
     std::unique_ptr<Scene> counted = make();
     const long before = calls_of(counted->r, call);
     operation(*counted);
@@ -71,6 +75,15 @@ void for_each_failure(const std::function<std::unique_ptr<Scene>()>& make,
       after(*scene, call, nth);
     }
   }
+}
+
+// The same for every call.
+template <class Scene>
+void for_each_failure(const std::function<std::unique_ptr<Scene>()>& make,
+                      const std::function<void(Scene&)>& operation,
+                      const std::function<void(Scene&, const char* call, long nth)>& after) {
+  const std::vector<const char*> calls(std::begin(kOperationCalls), std::end(kOperationCalls));
+  for_each_failure<Scene>(calls, make, operation, after);
 }
 
 }  // namespace rig
