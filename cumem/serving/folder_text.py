@@ -48,6 +48,7 @@ class FolderText:
         heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
         width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
         cache = self._transformers.StaticCache(config=text, max_cache_len=tokens)
+        cache.layers = self._whole_layers(cache.layers, tokens)
         where = next(module.parameters())
         cache.early_initialization(
             batch_size=1,
@@ -59,6 +60,21 @@ class FolderText:
         self._cache = cache
         self._arguments = {_cache_name(module): cache, "use_cache": True, "logits_to_keep": 1}
         return [tensor for layer in cache.layers for tensor in (layer.keys, layer.values)]
+
+    def _whole_layers(self, layers: Sequence[Any], tokens: int) -> list[Any]:
+        """Layers whose length is a tensor, and which have room for the whole text.
+
+        One that slides counts its tokens on the host, where neither a captured graph nor a
+        rewind can reach the count; the mask hides what is outside of the window.
+        """
+        kinds = importlib.import_module("transformers.cache_utils")
+        for layer in layers:
+            if type(layer) not in (kinds.StaticLayer, kinds.StaticSlidingWindowLayer):
+                raise DemoError(
+                    f"{self._folder}: the server keeps keys and values of attention, and this "
+                    f"model needs a {type(layer).__name__}"
+                )
+        return [kinds.StaticLayer(max_cache_len=tokens) for _ in layers]
 
     def rewind(self) -> None:
         for layer in self._cache.layers:
