@@ -176,9 +176,13 @@ def hugging_face_llama(**sizes: Any) -> Any:
     return getattr(transformers, f"{kind}ForCausalLM")(config).eval()
 
 
-@pytest.mark.parametrize("sizes", [{}, {"sliding_window": 16}], ids=["whole", "sliding"])
+DYNAMIC = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10_000.0}
+KINDS = {"whole": {}, "sliding": {"sliding_window": 16}, "dynamic": {"rope_parameters": DYNAMIC}}
+
+
+@pytest.mark.parametrize("sizes", KINDS.values(), ids=KINDS)
 def test_a_hugging_face_model_makes_the_same_text_after_a_sleep(
-    sizes: dict[str, int], tmp_path: Path
+    sizes: dict[str, Any], tmp_path: Path
 ) -> None:
     """Also one whose attention slides, over fewer tokens than prompt and text have."""
     model = hugging_face_llama(**sizes)
@@ -198,7 +202,8 @@ def test_a_hugging_face_model_makes_the_same_text_after_a_sleep(
         cumem.sleep()
         cumem.wake_up(fill="poison")
     assert len(set(expected)) > 1
-    assert step_can_be_captured(engine)
+    assert step_can_be_captured(engine) is not engine.model.asks_the_host
+    assert engine.model.asks_the_host is ("rope_parameters" in sizes)
 
 
 def test_a_model_that_keeps_more_than_keys_and_values_is_refused(tmp_path: Path) -> None:
