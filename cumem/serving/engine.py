@@ -1,7 +1,8 @@
 """How is a text made, token by token, with all its memory in pools?
 
 Weights, KV cache and what a captured graph keeps sleep and wake as tags of their own. On
-a GPU a decode step is one replay of a graph; under the emulator it is the same step, called.
+a GPU a decode step is one replay of a graph; under the emulator, and for a model that asks the
+host, it is the same step, called.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ class TextEngine:
             self._position = torch.zeros(1, dtype=torch.long, device=device)
         self._epoch = -1
         self._clear_if_lost()
-        self._graph = self._capture() if device.type == "cuda" else None
+        captured = device.type == "cuda" and not model.asks_the_host
+        self._graph = self._capture() if captured else None
 
     def outside(self) -> list[str]:
         """Names of parameters and buffers that do not sleep."""

@@ -19,6 +19,8 @@ from cumem._demo_subject import DemoError
 from cumem.loading import Loaded
 from cumem.serving import texts
 
+_BY_LENGTH = {"dynamic", "longrope"}  # frequencies that transformers chooses at each step
+
 
 class FolderText:
     """A causal model of a folder with ``config.json`` and safetensors."""
@@ -29,7 +31,10 @@ class FolderText:
         self.title = self._model.title
         self._transformers: Any = importlib.import_module("transformers")
         self._tokenizer = self._load_tokenizer()
-        self.stop_tokens = frozenset(self._stops())
+        config = self._transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
+        text = config.get_text_config(decoder=True)
+        self.stop_tokens = frozenset(_stops(text))
+        self.asks_the_host = bool(_rotary_kinds(text) & _BY_LENGTH)
         self._cache: Any = None
         self._arguments: dict[str, Any] = {}
 
@@ -48,6 +53,7 @@ class FolderText:
         heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
         width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
         cache = self._transformers.StaticCache(config=text, max_cache_len=tokens)
+        cache.layers = self._whole_layers(cache.layers, tokens)
         where = next(module.parameters())
         cache.early_initialization(
             batch_size=1,
@@ -59,6 +65,21 @@ class FolderText:
         self._cache = cache
         self._arguments = {_cache_name(module): cache, "use_cache": True, "logits_to_keep": 1}
         return [tensor for layer in cache.layers for tensor in (layer.keys, layer.values)]
+
+    def _whole_layers(self, layers: Sequence[Any], tokens: int) -> list[Any]:
+        """Layers whose length is a tensor, and which have room for the whole text.
+
+        One that slides counts its tokens on the host, where neither a captured graph nor a
+        rewind can reach the count; the mask hides what is outside of the window.
+        """
+        kinds = importlib.import_module("transformers.cache_utils")
+        for layer in layers:
+            if type(layer) not in (kinds.StaticLayer, kinds.StaticSlidingWindowLayer):
+                raise DemoError(
+                    f"{self._folder}: the server keeps keys and values of attention, and this "
+                    f"model needs a {type(layer).__name__}"
+                )
+        return [kinds.StaticLayer(max_cache_len=tokens) for _ in layers]
 
     def rewind(self) -> None:
         for layer in self._cache.layers:
@@ -87,12 +108,19 @@ class FolderText:
         auto = self._transformers.AutoTokenizer
         return auto.from_pretrained(self._folder, local_files_only=True)
 
-    def _stops(self) -> list[int]:
-        config = self._transformers.AutoConfig.from_pretrained(self._folder, local_files_only=True)
-        stops = config.get_text_config().eos_token_id
-        if stops is None:
-            return []
-        return list(stops) if isinstance(stops, (list, tuple)) else [stops]
+
+def _stops(text: Any) -> list[int]:
+    stops = text.eos_token_id
+    if stops is None:
+        return []
+    return list(stops) if isinstance(stops, (list, tuple)) else [stops]
+
+
+def _rotary_kinds(text: Any) -> set[str | None]:
+    """How positions are scaled; some models have one way for each kind of layer."""
+    given = getattr(text, "rope_parameters", None) or getattr(text, "rope_scaling", None) or {}
+    each = [given, *(way for way in given.values() if isinstance(way, dict))]
+    return {way.get("rope_type") for way in each}
 
 
 def _cache_name(module: torch.nn.Module) -> str:

@@ -76,6 +76,7 @@ class OwnText:
     """A model of about ``weight_bytes`` bytes; a token is a byte, or a number."""
 
     stop_tokens: frozenset[int] = frozenset()
+    asks_the_host = False
 
     def __init__(self, weight_bytes: int) -> None:
         self._shape = shape_of(weight_bytes)

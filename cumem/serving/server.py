@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import ipaddress
 import secrets
 import socket
 from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -89,6 +91,10 @@ def application(engine: TextEngine, options: ServingOptions, listening: Listenin
 
     @asynccontextmanager
     async def lifespan(_app: Starlette) -> AsyncIterator[None]:
+        # Requests are worked on in the loop's executor, one at a time: in one thread, because
+        # cuBLAS takes a handle and tens of MiB for each, which no sleep gives back.
+        thread = ThreadPoolExecutor(1, thread_name_prefix="cumem-text")
+        asyncio.get_running_loop().set_default_executor(thread)
         async with controller:
             yield
 

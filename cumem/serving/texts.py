@@ -18,10 +18,13 @@ class TextModel(Protocol):
     Attributes:
         title: what it is, for people.
         stop_tokens: a text ends with one of these.
+        asks_the_host: a step decides something on the host by what is on the device; then it
+            cannot be captured.
     """
 
     title: str
     stop_tokens: frozenset[int]
+    asks_the_host: bool
 
     def build(self, device: torch.device) -> torch.nn.Module:
         """The model, with memory of its own on ``device`` and no contents."""
@@ -44,8 +47,9 @@ class TextModel(Protocol):
     ) -> torch.Tensor:
         """Logits [vocabulary] after ``tokens`` [1, n] at ``positions`` [n].
 
-        Writes to the cache. Nothing of it depends on the contents of ``positions`` on
-        the host, so that a captured graph can go on from token to token.
+        Writes to the cache. Unless it ``asks_the_host``, nothing of it depends on the
+        contents of ``positions`` on the host, so that a captured graph can go on from token
+        to token.
         """
         ...
 

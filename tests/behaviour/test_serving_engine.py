@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import cumem
 from cumem._demo_llama import Llama
+from cumem._demo_subject import DemoError
 from cumem.serving.engine import CACHE, GRAPH, WEIGHTS, TextEngine
 from cumem.serving.own_text import OwnText, StaticLlama
 from cumem.serving.texts import decode_bytes, encode_bytes
@@ -96,6 +98,45 @@ def test_a_text_ends_with_a_stop_token(engine: TextEngine) -> None:
     assert list(engine.generate([1, 2], 5)) == []
 
 
+# What a capture would refuse: a value that the host reads, or data that comes from it.
+FROM_HOST = {"aten.item.default", "aten._local_scalar_dense.default", "aten.is_nonzero.default"}
+FROM_HOST |= {"aten.nonzero.default", "aten.lift_fresh.default"}
+
+
+class Calls(TorchDispatchMode):
+    """The names of the operators that were called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+
+    def __torch_dispatch__(
+        self, call: Any, types: Any, given: tuple[Any, ...] = (), named: Any = None
+    ) -> Any:
+        self.names.add(str(call))
+        return call(*given, **(named or {}))
+
+
+def step_can_be_captured(engine: TextEngine) -> bool:
+    engine.begin(encode_bytes(WORDS))
+    with Calls() as calls:
+        engine._advance()
+    assert "aten.index_copy_.default" in calls.names  # the cache: so all of it was seen
+    return not calls.names & FROM_HOST
+
+
+def test_a_step_asks_nothing_of_the_host(engine: TextEngine) -> None:
+    assert step_can_be_captured(engine)
+    logits = engine.model.logits
+
+    def asking(*given: Any) -> torch.Tensor:
+        return logits(*given) + int(given[-1][0])
+
+    engine.model.logits = asking  # type: ignore[method-assign]
+    assert not step_can_be_captured(engine)
+    del engine.model.logits  # type: ignore[attr-defined]
+
+
 def test_bytes_are_text_where_they_can_be() -> None:
     assert encode_bytes("é") == [0xC3, 0xA9]
     assert decode_bytes([0xC3, 0xA9, 300, 65]) == "é<300>A"
@@ -118,12 +159,11 @@ def test_a_captured_step_gives_what_the_step_itself_gives(engine: TextEngine) ->
 # A Hugging Face folder
 
 
-def test_a_hugging_face_model_makes_the_same_text_after_a_sleep(tmp_path: Path) -> None:
+def hugging_face_llama(**sizes: Any) -> Any:
     transformers = pytest.importorskip("transformers", reason="needs transformers, of demo")
-    from cumem.serving.folder_text import FolderText
-
     torch.manual_seed(0)
-    config = transformers.LlamaConfig(
+    kind = "Mistral" if "sliding_window" in sizes else "Llama"
+    config = getattr(transformers, f"{kind}Config")(
         vocab_size=300,
         hidden_size=64,
         intermediate_size=128,
@@ -131,19 +171,54 @@ def test_a_hugging_face_model_makes_the_same_text_after_a_sleep(tmp_path: Path) 
         num_attention_heads=4,
         num_key_value_heads=2,
         eos_token_id=299,
+        **sizes,
     )
-    model = transformers.LlamaForCausalLM(config).eval()
+    return getattr(transformers, f"{kind}ForCausalLM")(config).eval()
+
+
+DYNAMIC = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10_000.0}
+KINDS = {"whole": {}, "sliding": {"sliding_window": 16}, "dynamic": {"rope_parameters": DYNAMIC}}
+
+
+@pytest.mark.parametrize("sizes", KINDS.values(), ids=KINDS)
+def test_a_hugging_face_model_makes_the_same_text_after_a_sleep(
+    sizes: dict[str, Any], tmp_path: Path
+) -> None:
+    """Also one whose attention slides, over fewer tokens than prompt and text have."""
+    model = hugging_face_llama(**sizes)
+    from cumem.serving.folder_text import FolderText
+
     model.save_pretrained(tmp_path)
-    prompt = encode_bytes(WORDS)
+    prompt = encode_bytes(WORDS[:9])
     expected = model.generate(
-        torch.tensor([prompt]), max_new_tokens=8, do_sample=False, eos_token_id=None
+        torch.tensor([prompt]), max_new_tokens=30, do_sample=False, eos_token_id=None
     )[0, len(prompt) :].tolist()
     engine = TextEngine(FolderText(tmp_path), 64)
     assert engine.outside() == []
     assert all(cumem.tag_of(part) == CACHE for part in engine._cache)
     engine.model.stop_tokens = frozenset()
     for _ in range(2):
-        assert list(engine.generate(prompt, 8)) == expected
+        assert list(engine.generate(prompt, 30)) == expected
         cumem.sleep()
         cumem.wake_up(fill="poison")
     assert len(set(expected)) > 1
+    assert step_can_be_captured(engine) is not engine.model.asks_the_host
+    assert engine.model.asks_the_host is ("rope_parameters" in sizes)
+
+
+def test_a_model_that_keeps_more_than_keys_and_values_is_refused(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers", reason="needs transformers, of demo")
+    from cumem.serving.folder_text import FolderText
+
+    config = transformers.Lfm2Config(
+        vocab_size=300,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        layer_types=["conv", "full_attention"],
+    )
+    transformers.Lfm2ForCausalLM(config).save_pretrained(tmp_path)
+    with pytest.raises(DemoError, match="needs a LinearAttentionLayer"):
+        TextEngine(FolderText(tmp_path), 64)

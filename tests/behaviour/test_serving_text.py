@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Coroutine, Iterator
+import threading
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -18,11 +19,13 @@ from cumem.serving.texts import encode_bytes
 
 httpx = pytest.importorskip("httpx", reason="needs httpx, of the test extra")
 pytest.importorskip("starlette", reason="needs Starlette, of the serve extra")
+pytest.importorskip("uvicorn", reason="needs uvicorn, of the serve extra")
 
 from starlette.applications import Starlette  # noqa: E402 - where it is installed
 from starlette.routing import Route  # noqa: E402
 
 from cumem.serving.generating import Generate  # noqa: E402
+from cumem.serving.server import Listening, application  # noqa: E402
 
 WORDS = "The weights went to sleep."
 SMALL = 1 << 20
@@ -84,6 +87,35 @@ def test_a_client_gets_a_text_whole_or_in_pieces(engine: TextEngine) -> None:
         assert (len(pieces), last) == (6, {"done": True})
 
     over_http(engine, test)
+
+
+def test_the_server_makes_every_token_in_one_thread(
+    engine: TextEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a GPU each thread would take a cuBLAS workspace of its own, which never sleeps."""
+    threads: list[int] = []
+    generate = engine.generate
+
+    def noted(tokens: Sequence[int], most: int) -> Iterator[int]:
+        for token in generate(tokens, most):
+            threads.append(threading.get_ident())
+            yield token
+
+    async def test() -> None:
+        app = application(engine, ServingOptions(), Listening())
+        async with (
+            app.router.lifespan_context(app),
+            httpx.AsyncClient(
+                transport=httpx.ASGITransport(app), base_url="http://127.0.0.1", timeout=SECONDS
+            ) as client,
+        ):
+            texts = (client.post("/generate", json={"prompt": WORDS}) for _ in range(8))
+            assert {answer.status_code for answer in await asyncio.gather(*texts)} == {200}
+
+    monkeypatch.setattr(engine, "generate", noted)
+    asyncio.run(asyncio.wait_for(test(), SECONDS))
+    assert len(threads) == 8 * 38
+    assert len(set(threads)) == 1
 
 
 def test_a_sleeping_engine_is_503_with_retry_after(engine: TextEngine) -> None:
