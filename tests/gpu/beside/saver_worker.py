@@ -123,6 +123,8 @@ def _again_with_preloaded_library() -> None:
         with configured:
             folders = [*_folders_of_the_runtime(), os.environ.get("LD_LIBRARY_PATH", "")]
             environment = {**os.environ, "LD_LIBRARY_PATH": ":".join(filter(None, folders))}
+            if subprocess.run([sys.executable, "-c", ""], env=environment, check=False).returncode:
+                raise UnavailableError("library to preload (no process starts with it)")
             done = subprocess.run([sys.executable, *sys.argv], env=environment, check=False)
     except _IMPORT_ERRORS as error:
         raise UnavailableError(f"library to preload ({error})") from error
