@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 if TYPE_CHECKING:
     import torch
 
+    from cumem import SleepReport, WakeReport
+
 WEIGHTS = "weights"  # contents come back, as those of every other tag
 CACHE = "kv_cache"  # contents are discarded
 
@@ -87,6 +89,16 @@ class Adapter:
         return None
 
 
+def slept(report: SleepReport) -> Moved:
+    """What this library says of a sleep."""
+    return Moved(report.copied_bytes, dict(report.phases))
+
+
+def woken(report: WakeReport) -> Moved:
+    """What this library says of a wake."""
+    return Moved(report.restored_bytes, dict(report.phases))
+
+
 class CumemAdapter(Adapter):
     """This library, with the options it has by default."""
 
@@ -107,23 +119,17 @@ class CumemAdapter(Adapter):
         return self._cumem.use_memory_pool(tag)
 
     def sleep(self, tags: Sequence[str]) -> Moved:
-        report = self._cumem.sleep(tags=tags)
-        return Moved(report.copied_bytes, dict(report.phases))
+        return slept(self._cumem.sleep(tags=tags))
 
     def wake(self, tags: Sequence[str]) -> Moved:
-        report = self._cumem.wake_up(tags)
-        return Moved(report.restored_bytes, dict(report.phases))
+        return woken(self._cumem.wake_up(tags))
 
     def prepare(self, tags: Sequence[str]) -> None:
         self._cumem.prepare(tags, background=False)
 
     def switch(self, leaving: str, arriving: str) -> tuple[Moved, Moved]:
         report = self._cumem.switch(sleep_tags=[leaving], wake_tags=[arriving])
-        slept, woken = report.sleep, report.wake
-        return (
-            Moved(slept.copied_bytes, dict(slept.phases)),
-            Moved(woken.restored_bytes, dict(woken.phases)),
-        )
+        return slept(report.sleep), woken(report.wake)
 
     def host_bytes(self) -> int | None:
         return self._cumem.stats().host_bytes

@@ -8,12 +8,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from libraries import ADAPTERS, OURS
+from libraries import ADAPTERS, OURS, originals
 from plot import need_matplotlib, save_plot
 from processes import Runner, command_of, write_json
 from settings import count
 from summary import summarise
-from tables import rows_table
+from tables import beside_table, rows_table
 from targets import Target, as_records, judged, targets_table
 
 
@@ -66,6 +66,8 @@ class Comparison:
             if remark := self.remark(result):
                 print(remark)
             print()
+        for original, drop_in in originals(results):
+            print(beside_table(results[original], results[drop_in]), end="\n\n")
         for name, why in runner.missing.items():
             print(f"{name}: {why}", end="\n\n")
         verdicts = judged(self.targets, results[OURS]) if OURS in results else []

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from adapters import CACHE, EVERYTHING, Adapter, Moved, UnavailableError
 
@@ -30,6 +30,10 @@ class TmsAdapter(Adapter):
     retain: ClassVar[bool] = False
 
     def __init__(self) -> None:
+        self._saver = self._imported()
+
+    def _imported(self) -> Any:
+        """The object that programs import, set as this adapter is to use it."""
         _need_a_gpu()
         try:
             saver = import_module("torch_memory_saver").torch_memory_saver
@@ -37,8 +41,8 @@ class TmsAdapter(Adapter):
             saver.retain_cpu_backup = self.retain  # also loads its library
         except _IMPORT_ERRORS as error:
             raise _cannot_import("torch_memory_saver", error) from error
-        self._saver = saver
         self.version = _version("torch_memory_saver")
+        return saver
 
     def scope(self, tag: str) -> AbstractContextManager[object]:
         scope: AbstractContextManager[object] = self._saver.region(
@@ -76,25 +80,36 @@ class VllmAdapter(Adapter):
     copies_everything = True
 
     def __init__(self) -> None:
+        self._allocator = self._imported()
+
+    def _imported(self) -> Any:
+        """The one allocator of the process."""
         _need_a_gpu()
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")  # a line for each sleep otherwise
         try:
             library = import_module("vllm.device_allocator.cumem")
-            self._allocator = library.CuMemAllocator.get_instance()
+            allocator = library.CuMemAllocator.get_instance()
         except _IMPORT_ERRORS as error:
             raise _cannot_import("vllm.device_allocator.cumem", error) from error
         self.version = _version("vllm")
+        return allocator
 
     def scope(self, tag: str) -> AbstractContextManager[object]:
         scope: AbstractContextManager[object] = self._allocator.use_memory_pool(tag)
         return scope
 
     def sleep(self, tags: Sequence[str]) -> Moved:
-        self._allocator.sleep(offload_tags=tuple(tag for tag in tags if tag != CACHE))
-        return Moved(EVERYTHING)
+        offloaded = tuple(tag for tag in tags if tag != CACHE)
+        return self._slept(self._allocator.sleep(offload_tags=offloaded))
 
     def wake(self, tags: Sequence[str]) -> Moved:
-        self._allocator.wake_up(list(tags))
+        return self._woken(self._allocator.wake_up(list(tags)))
+
+    def _slept(self, answer: Any) -> Moved:
+        """What was moved, from what the allocator answers: it answers nothing."""
+        return Moved(EVERYTHING)
+
+    def _woken(self, answer: Any) -> Moved:
         return Moved(EVERYTHING)
 
     def host_bytes(self) -> int | None:

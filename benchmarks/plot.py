@@ -24,6 +24,9 @@ LINK = "plain copies"
 _MISSING = "a plot needs matplotlib, which is not installed: pip install matplotlib"
 _COLOURS = {
     "cumem": "#1b6ca8",
+    "cumem-as-tms": "#5b9bd0",
+    "cumem-as-tms-retained": "#2f8f9d",
+    "cumem-as-vllm": "#8db3e2",
     "tms": "#e0a458",
     "tms-retained": "#b5651d",
     "vllm": "#7a5195",

@@ -39,6 +39,18 @@ def rows_table(result: Mapping[str, Any]) -> str:
     return "\n".join([heading(result), "", body, *notes])
 
 
+def beside_table(original: Mapping[str, Any], drop_in: Mapping[str, Any]) -> str:
+    """The medians of a library and of its drop-in, row by row, where both have the row."""
+    names = [result["processes"][0]["adapter"]["name"] for result in (original, drop_in)]
+    theirs = {row["name"]: row["median_seconds"] for row in original["rows"]}
+    lines = [
+        (row["name"], milliseconds(before), milliseconds(now), f"{before / now:.2f}")
+        for row in drop_in["rows"]
+        if (before := theirs.get(row["name"])) and (now := row["median_seconds"])
+    ]
+    return text_table(("row", *(f"{name} ms" for name in names), "times as fast"), lines)
+
+
 def heading(result: Mapping[str, Any]) -> str:
     """Which library, how much, on what machine."""
     processes = result["processes"]

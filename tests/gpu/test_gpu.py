@@ -36,6 +36,7 @@ LIMITS = {
     "soak": 400,
     "streams": 180,
     "torch_memory_saver": 240,
+    "torch_memory_saver_beside": 500,
     "two_gpus": 240,
     "vllm_allocator": 240,
 }
