@@ -2,6 +2,7 @@
 
     python benchmarks/bench_load.py --gib 8 --json load.json
     python benchmarks/bench_load.py --libraries cumem --rings 15,4,128 12,4,128 15,16,512
+    python benchmarks/bench_load.py --libraries reads cumem safetensors --cold --folder /var/tmp
 
 README.md beside this file says what each number means.
 """
@@ -23,7 +24,7 @@ from processes import command_of, say, write_json
 from settings import GIB, MIB, add_json, count, size
 from tables import EMULATED, text_table
 
-LIBRARIES = ("cumem", "safetensors", "fastsafetensors", "runai")
+LIBRARIES = ("cumem", "safetensors", "fastsafetensors", "runai", "reads")
 _WORKER = Path(__file__).with_name("load_worker.py")
 _SLOWEST = 1e8  # bytes a second: a library that is slower is given up
 
@@ -39,12 +40,12 @@ def ring(text: str) -> dict[str, int]:
 
 
 def run_worker(
-    library: str, path: Path, loads: int, payload: int, options: dict[str, int]
+    library: str, path: Path, loads: int, payload: int, options: dict[str, int], state: str
 ) -> dict[str, Any]:
     """One library in a process of its own."""
     result = path.with_suffix(".json")
     words = [sys.executable, str(_WORKER), library, str(path), str(loads), str(result)]
-    words.append(json.dumps(options))
+    words += [json.dumps(options), state]
     limit = 180 + loads * payload / _SLOWEST
     asked = {"library": library, "options": options}
     try:
@@ -74,7 +75,7 @@ def table(results: Sequence[dict[str, Any]], payload: int) -> str:
         for row, samples in result["rows"].items():
             seconds = statistics.median(samples)
             rate = payload / seconds / 1e9
-            moves = row != "reload: sleep"
+            moves = not row.endswith(": sleep")
             lines.append(
                 (
                     f"{name_of(result)} {result['version']}: {row}",
@@ -87,10 +88,10 @@ def table(results: Sequence[dict[str, Any]], payload: int) -> str:
     return text_table(("load", "n", "median ms", "GB/s", "of a plain copy"), lines)
 
 
-def shown(results: Sequence[dict[str, Any]], payload: int, folder: Path) -> str:
+def shown(results: Sequence[dict[str, Any]], payload: int, folder: Path, state: str) -> str:
     """All results for people to read."""
     there = [result for result in results if "unavailable" not in result]
-    lines = [f"{payload / GIB:.2f} GiB from {folder}", ""]
+    lines = [f"{payload / GIB:.2f} GiB from {folder}, {state}", ""]
     if there and there[0]["environment"]["emulated"]:
         lines.insert(0, EMULATED)
     lines.append(table(there, payload))
@@ -102,6 +103,8 @@ def shown(results: Sequence[dict[str, Any]], payload: int, folder: Path) -> str:
                 f"{name_of(result)}: device memory {more} bytes beside the payload, "
                 f"host memory {memory['host_bytes'] / GIB:.2f} GiB"
             )
+            if pinned := memory.get("pinned_file_bytes"):
+                lines.append(f"{name_of(result)}: {pinned / GIB:.2f} GiB of the file pinned")
     return "\n".join(lines)
 
 
@@ -119,6 +122,9 @@ def _parser() -> argparse.ArgumentParser:
         metavar="THREADS,BUFFER,RING",
         help="also load with these numbers of threads and MiB of pinned memory",
     )
+    parser.add_argument(
+        "--cold", action="store_true", help="the system forgets the file before each load"
+    )
     add_json(parser)
     return parser
 
@@ -132,17 +138,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         path = folder / "model.safetensors"
         payload = write_model(path, int(asked.gib * GIB))
         results = []
+        state = "cold" if asked.cold else "warm"
         for library in asked.libraries:
             say(f"{library} ...")
-            results.append(run_worker(library, path, asked.loads, payload, {}))
+            results.append(run_worker(library, path, asked.loads, payload, {}, state))
         for options in asked.rings:
             say(f"cumem {label(options)} ...")
-            results.append(run_worker("cumem", path, asked.loads, payload, options))
-    print(shown(results, payload, asked.folder))
+            results.append(run_worker("cumem", path, asked.loads, payload, options, state))
+    print(shown(results, payload, asked.folder, state))
     record = {
         "benchmark": "load",
         "command": command_of("bench_load.py", words),
         "payload_bytes": payload,
+        "state": state,
         "results": {name_of(result): result for result in results},
     }
     write_json(asked.json, record)

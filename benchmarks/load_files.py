@@ -6,7 +6,9 @@ Every 4 bytes depend on their position and on the tensor.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
@@ -14,6 +16,8 @@ from settings import MIB
 
 _ROW = 4096
 _TENSOR_BYTES = 64 * MIB
+_STEP = 4 * MIB  # of one read, as a load makes them
+_THREADS = min(16, max(2, os.cpu_count() or 2) - 1)  # as many as a load has
 
 
 def write_model(path: Path, target_bytes: int) -> int:
@@ -48,6 +52,47 @@ def same_as_written(tensors: Mapping[str, torch.Tensor]) -> bool:
         if not torch.equal(found, words + int(name.removeprefix("layers."))):
             return False
     return words is not None
+
+
+def read_all(path: str) -> None:
+    """Reads a file once, with several threads and without keeping anything."""
+    size = os.path.getsize(path)
+    descriptor = os.open(path, os.O_RDONLY)
+    buffers = [bytearray(_STEP) for _ in range(_THREADS)]
+
+    def read(first: int) -> None:
+        for at in range(first * _STEP, size, _THREADS * _STEP):
+            done, wanted = 0, min(_STEP, size - at)
+            while done < wanted:
+                step = [memoryview(buffers[first])[done:wanted]]
+                done += os.preadv(descriptor, step, at + done)
+
+    try:
+        with ThreadPoolExecutor(_THREADS) as threads:
+            list(threads.map(read, range(_THREADS)))
+    finally:
+        os.close(descriptor)
+
+
+def evict(path: str) -> None:
+    """Lets the system forget the file's pages; ends the process where it does not."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        if any(_is_cached(descriptor, at) for at in range(0, os.path.getsize(path), 64 * MIB)):
+            raise SystemExit(f"{path} stays in memory: give --cold a --folder on a disk")
+    finally:
+        os.close(descriptor)
+
+
+def _is_cached(descriptor: int, at: int) -> bool:
+    try:
+        return os.preadv(descriptor, [bytearray(1)], at, os.RWF_NOWAIT) > 0
+    except BlockingIOError:
+        return False
+    except OSError:  # a file system in memory does not answer
+        return True
 
 
 def _pattern(count: int, device: torch.device) -> torch.Tensor:

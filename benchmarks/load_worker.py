@@ -1,7 +1,7 @@
 """Measures how one library loads one file; ``bench_load.py`` starts it.
 
-Its arguments are the library, the file, the number of loads, the file for the result and
-options of cumem as JSON.
+Its arguments are the library, the file, the number of loads, the file for the result,
+options of cumem as JSON, and ``warm`` or ``cold``.
 What a process does once whatever it loads (a CUDA context, kernels, imports) is done
 before the clock starts; pinned memory and caches of the library are not.
 """
@@ -13,12 +13,13 @@ import json
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
-from load_files import same_as_written
+from load_files import evict, read_all, same_as_written
 from machine import copy_ceiling, describe, synchronize
 
 import cumem
@@ -28,6 +29,12 @@ Tensors = dict[str, torch.Tensor]
 
 def _with_cumem(path: str, _device: torch.device) -> Tensors:
     return cumem.load_file(path)
+
+
+def _with_reads(path: str, _device: torch.device) -> Tensors:
+    """No library: what the file system gives to as many threads as a load has."""
+    read_all(path)
+    return {}
 
 
 def _with_safetensors(path: str, device: torch.device) -> Tensors:
@@ -59,17 +66,20 @@ LIBRARIES: dict[str, tuple[str, Callable[[str, torch.device], Tensors]]] = {
     "safetensors": ("safetensors", _with_safetensors),
     "fastsafetensors": ("fastsafetensors", _with_fastsafetensors),
     "runai": ("runai-model-streamer", _with_runai),
+    "reads": ("cumem", _with_reads),
 }
 
 
 class Loads:
     """Loads of one file by one library, timed and checked."""
 
-    def __init__(self, path: str, device: torch.device) -> None:
-        self._path, self._device = path, device
+    def __init__(self, path: str, device: torch.device, *, cold: bool) -> None:
+        self._path, self._device, self._cold = path, device, cold
         self.rows: dict[str, list[float]] = {}
 
     def timed(self, row: str, call: Callable[[], Any]) -> Any:
+        if self._cold:
+            evict(self._path)
         synchronize(self._device)
         started = time.perf_counter()
         result = call()
@@ -81,7 +91,8 @@ class Loads:
         for index in range(count):
             row = "again" if index else "first"
             tensors = self.timed(row, lambda: LIBRARIES[library][1](self._path, self._device))
-            self._check(tensors, library)
+            if library != "reads":
+                self._check(tensors, library)
             del tensors
             gc.collect()
 
@@ -98,6 +109,16 @@ class Loads:
             self._check(tensors, "reload")
         return {**memory, "host_bytes": cumem.stats().host_bytes}
 
+    def reload_pinned(self, count: int) -> int:
+        """The same from the file's own pages, which stay pinned; returns their bytes."""
+        load = partial(cumem.load_file, self._path, on_sleep="reload", pin_file=True)
+        tensors = self.timed("pinned file: load", load)
+        for _ in range(count):
+            self.timed("pinned file: sleep", cumem.sleep)
+            self.timed("pinned file: wake", cumem.wake_up)
+            self._check(tensors, "pinned file")
+        return cumem.stats().pinned_file_bytes
+
     def _check(self, tensors: Tensors, what: str) -> None:
         if not same_as_written(tensors):
             raise SystemExit(f"{what}: the contents are not those of the file")
@@ -111,16 +132,18 @@ def _prepare(device: torch.device) -> None:
     synchronize(device)
 
 
-def measure(library: str, path: str, count: int) -> dict[str, Any]:
+def measure(library: str, path: str, count: int, *, cold: bool) -> dict[str, Any]:
     device = cumem.default_device()
     package = LIBRARIES[library][0]
     _prepare(device)
-    loads = Loads(path, device)
+    loads = Loads(path, device, cold=cold)
     loads.load(library, count)
     memory = loads.reload(count) if library == "cumem" else {}
+    if library == "cumem" and not cold:  # what is pinned is never cold
+        memory["pinned_file_bytes"] = loads.reload_pinned(count)
     return {
         "library": library,
-        "version": cumem.__version__ if library == "cumem" else version(package),
+        "version": cumem.__version__ if package == "cumem" else version(package),
         "environment": describe(device),
         "rows": loads.rows,
         "memory": memory,
@@ -129,10 +152,10 @@ def measure(library: str, path: str, count: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    library, path, count, result, options = sys.argv[1:]
+    library, path, count, result, options, state = sys.argv[1:]
     cumem.configure(cumem.Options(**json.loads(options)))
     try:
-        found = measure(library, path, int(count))
+        found = measure(library, path, int(count), cold=state == "cold")
     except ImportError as error:
         found = {"library": library, "unavailable": str(error)}
     Path(result).write_text(json.dumps(found), encoding="utf-8")

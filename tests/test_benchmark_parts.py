@@ -18,6 +18,7 @@ GIB = 1 << 30
 sys.path.append(str(BENCHMARKS))  # they are scripts, which import each other by name
 
 adapters = importlib.import_module("adapters")
+load_files = importlib.import_module("load_files")
 measuring = importlib.import_module("measuring")
 plot = importlib.import_module("plot")
 processes = importlib.import_module("processes")
@@ -178,3 +179,20 @@ def test_trace_says_when_copies_ran_and_what_lay_between() -> None:
         timeline.Activity("copy to the host", 3, 30, 4.0, 2.0, 7.0, 1.0, 1.0)
     ]
     assert timeline.calls(events, within) == [timeline.Call("cudaDeviceSynchronize", 1, 0.5)]
+
+
+# The file that loads are measured with
+
+
+def test_a_file_that_stays_in_memory_is_not_called_cold(tmp_path: Path) -> None:
+    shared = Path("/dev/shm")
+    if not shared.is_dir():
+        pytest.skip("no file system in memory")
+    path = shared / f"cumem-test-{tmp_path.name}"
+    path.write_bytes(b"x" * 5000)
+    try:
+        load_files.read_all(str(path))
+        with pytest.raises(SystemExit, match="stays in memory"):
+            load_files.evict(str(path))
+    finally:
+        path.unlink()

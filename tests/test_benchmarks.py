@@ -24,6 +24,8 @@ sys.path.append(str(BENCHMARKS))  # they are scripts, which import each other by
 plot = importlib.import_module("plot")
 targets = importlib.import_module("targets")
 
+STEPS = ("load", "sleep", "wake")
+
 DRY_RUNS = {
     "bench_sleep.py": [
         *("--cycles", "1", "--rest", "0", "--processes", "1"),
@@ -34,7 +36,7 @@ DRY_RUNS = {
     "bench_stream_wake.py": ["--gib", "0.01", "--tokens", "8", "--cycles", "1"],
     "bench_load.py": [
         *("--gib", "0.01", "--loads", "2", "--folder", "/tmp"),
-        *("--libraries", "cumem", "safetensors", "runai"),
+        *("--libraries", "cumem", "safetensors", "runai", "reads"),
         *("--rings", "2,1,4", "2,8,4"),
     ],
     "profile_sleep.py": ["--gib", "0.01", "--rest", "0"],
@@ -107,13 +109,17 @@ def test_switch_benchmark_writes_its_rows(dry_runs: dict[str, Any]) -> None:
 def test_loads_are_measured_and_checked(dry_runs: dict[str, Any]) -> None:
     printed, record = dry_runs["bench_load.py"]
     rows = record["results"]["cumem"]["rows"]
-    assert list(rows) == ["first", "again", "reload: sleep", "reload: wake"]
+    ways = ("reload: sleep", "reload: wake", *(f"pinned file: {step}" for step in STEPS))
+    assert list(rows) == ["first", "again", *ways]
     assert list(record["results"]["safetensors"]["rows"]) == ["first", "again"]
+    assert list(record["results"]["reads"]["rows"]) == ["first", "again"]
+    assert record["state"] == "warm"
     assert "runai" in record["results"]
     assert "EMULATED" in printed
     memory = record["results"]["cumem"]["memory"]
     assert 0 <= memory["device_bytes"] - memory["payload_bytes"] <= 2 * MIB
     assert memory["host_bytes"] <= GIB
+    assert memory["pinned_file_bytes"] > memory["payload_bytes"]
     ring = record["results"]["cumem (2 threads, 1 of 4 MiB)"]
     assert (list(ring["rows"]), ring["memory"]["host_bytes"]) == (list(rows), 4 * MIB)
     assert "load_ring_bytes" in record["results"]["cumem (2 threads, 8 of 4 MiB)"]["unavailable"]

@@ -15,6 +15,9 @@ import cumem
 
 WIDTH = 64
 
+# Torch's compiler uses what torch itself has deprecated.
+pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script_method:DeprecationWarning")
+
 
 @pytest.fixture(autouse=True)
 def forget_what_was_compiled() -> Iterator[None]:
