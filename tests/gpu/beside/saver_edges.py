@@ -149,6 +149,7 @@ def _resume_without_memory(saver: Any, machine: Machine) -> Observations:
         tensor = machine.empty()
     machine.fill(tensor, 1)
     yield "pause", attempt(lambda: saver.pause("short"))
+    machine.forget_caches()  # or a resume that is short would find what they hold
     room = machine.free_bytes(0) / machine.size
     with saver.region(tag="tenant"):
         tenant = machine.empty(room - 0.75)

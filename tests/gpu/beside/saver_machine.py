@@ -5,6 +5,7 @@ Nothing here imports either library: the same lines run with each, in a process 
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -73,6 +74,12 @@ class Machine:
         """Waits for all work of all devices."""
         for index in range(self.devices if self.device.type == "cuda" else 0):
             torch.cuda.synchronize(index)
+
+    def forget_caches(self) -> None:
+        """Lets torch give back what freed tensors left in its caches."""
+        gc.collect()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
 
     def captured(self, body: Callable[[], object]) -> Callable[[], None]:
         """What replays ``body``: a graph of torch's, or without graphs the body itself."""
