@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from load_files import write_model
-from processes import command_of, say, write_json
-from settings import GIB, MIB, add_json, count, size
+from processes import command_of, pretouch, say, write_json
+from settings import GIB, MIB, add_json, add_pretouch, count, size
 from tables import EMULATED, text_table
 
 LIBRARIES = ("cumem", "safetensors", "fastsafetensors", "runai", "reads")
@@ -40,22 +40,26 @@ def ring(text: str) -> dict[str, int]:
 
 
 def run_worker(
-    library: str, path: Path, loads: int, payload: int, options: dict[str, int], state: str
+    library: str, path: Path, payload: int, options: dict[str, int], asked: argparse.Namespace
 ) -> dict[str, Any]:
     """One library in a process of its own."""
     result = path.with_suffix(".json")
-    words = [sys.executable, str(_WORKER), library, str(path), str(loads), str(result)]
-    words += [json.dumps(options), state]
-    limit = 180 + loads * payload / _SLOWEST
-    asked = {"library": library, "options": options}
+    words = [sys.executable, str(_WORKER), library, str(path), str(asked.loads), str(result)]
+    words += [json.dumps(options), state_of(asked), str(asked.rest)]
+    limit = 180 + asked.loads * payload / _SLOWEST
+    wanted = {"library": library, "options": options}
     try:
         done = subprocess.run(words, capture_output=True, text=True, timeout=limit, check=False)
     except subprocess.TimeoutExpired:
-        return {**asked, "unavailable": f"it took more than {limit:.0f} s"}
+        return {**wanted, "unavailable": f"it took more than {limit:.0f} s"}
     if done.returncode != 0:
         last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        return {**asked, "unavailable": f"exit {done.returncode}: {last}"}
-    return {**asked, **json.loads(result.read_text(encoding="utf-8"))}
+        return {**wanted, "unavailable": f"exit {done.returncode}: {last}"}
+    return {**wanted, **json.loads(result.read_text(encoding="utf-8"))}
+
+
+def state_of(asked: argparse.Namespace) -> str:
+    return "cold" if asked.cold else "warm"
 
 
 def label(options: dict[str, int]) -> str:
@@ -125,6 +129,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--cold", action="store_true", help="the system forgets the file before each load"
     )
+    add_pretouch(parser)
+    parser.add_argument(
+        "--rest", type=size, default=0.3, metavar="SECONDS", help="before each load"
+    )
     add_json(parser)
     return parser
 
@@ -133,24 +141,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the benchmark; returns the exit status."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     asked = _parser().parse_args(words)
+    pretouch(asked.pretouch)
     with tempfile.TemporaryDirectory(dir=asked.folder, prefix="bench_load-") as name:
         folder = Path(name)
         path = folder / "model.safetensors"
         payload = write_model(path, int(asked.gib * GIB))
         results = []
-        state = "cold" if asked.cold else "warm"
         for library in asked.libraries:
             say(f"{library} ...")
-            results.append(run_worker(library, path, asked.loads, payload, {}, state))
+            results.append(run_worker(library, path, payload, {}, asked))
         for options in asked.rings:
             say(f"cumem {label(options)} ...")
-            results.append(run_worker("cumem", path, asked.loads, payload, options, state))
-    print(shown(results, payload, asked.folder, state))
+            results.append(run_worker("cumem", path, payload, options, asked))
+    print(shown(results, payload, asked.folder, state_of(asked)))
     record = {
         "benchmark": "load",
         "command": command_of("bench_load.py", words),
         "payload_bytes": payload,
-        "state": state,
+        "state": state_of(asked),
         "results": {name_of(result): result for result in results},
     }
     write_json(asked.json, record)

@@ -14,6 +14,7 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,9 @@ from cumem._text import amount
 PROMPT = "The weights went to sleep, and woke up at the same address with the same bytes. " * 2
 _CACHE, _GRAPH = "kv_cache", "cuda_graph"
 _WARM_TEXTS = 2
+# Of a text that must be as it was. Weights that are not what they were change the first token;
+# later ones change on a GPU also when nothing sleeps: see README.md.
+_SURE = 1 / 16
 _TOLD = ("freed_bytes", "offloaded_bytes", "discarded_bytes", "copied_bytes", "host_bytes")
 _SEEN = _FREED, _HELD = "freed_bytes_seen_outside", "held_bytes_seen_outside"
 
@@ -46,6 +50,13 @@ SECONDS = (FIRST_START, START, AWAKE, WOKEN, ASLEEP, FIRST_SLEEP, FIRST_WAKE, SL
 RATES = (RATE_AWAKE, RATE_WOKEN)
 
 
+def share_in_common(text: str, expected: str) -> float:
+    """How much of ``expected`` ``text`` begins with."""
+    pairs = zip(text, expected, strict=False)
+    same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+    return same / max(1, len(expected))
+
+
 class Bench:
     """Servers one after the other, and what was measured at each."""
 
@@ -55,6 +66,7 @@ class Bench:
         self.samples: dict[str, list[float]] = {name: [] for name in (*SECONDS, *RATES)}
         self.sleeps: list[dict[str, Any]] = []
         self.facts: dict[str, Any] = {}
+        self.least_same = 1.0
 
     def run(self) -> None:
         """Each server gives a sample of the rows that are first in a process."""
@@ -96,7 +108,8 @@ class Bench:
 
     def _text(self, server: Server, expected: str) -> Text:
         answer = server.generate(PROMPT, self._asked.tokens)
-        if answer.text != expected:
+        self.least_same = min(self.least_same, share_in_common(answer.text, expected))
+        if self.least_same < _SURE:
             raise SystemExit(f"the text was {expected!r} and is now {answer.text!r}")
         return answer
 
@@ -175,7 +188,8 @@ def shown(rows: Sequence[dict[str, Any]], bench: Bench, blind: str) -> str:
         "",
         f"Decode: each step {how}.",
         _memory(bench.sleeps[0], blind),
-        "Every text was the same as before the first sleep of its process.",
+        f"Every text begins as the first of its process did; {bench.least_same:.0%} or more of "
+        "it is the same.",
     ]
     return "\n".join(lines)
 
@@ -216,6 +230,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "tokens": asked.tokens,
         "context": asked.context,
         **bench.facts,
+        "least_share_of_a_text_in_common": bench.least_same,
         "rows": rows,
         "sleeps": bench.sleeps,
     }

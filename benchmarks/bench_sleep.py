@@ -17,6 +17,7 @@ from settings import (
     PEER_SCENARIOS,
     SleepSettings,
     add_common,
+    add_pretouch,
     chosen,
     count,
     percents,
@@ -72,13 +73,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="P,P,...",
         help="per cent of the weights' tensors that change between cycles (default: 100,1,0)",
     )
-    parser.add_argument(
-        "--pretouch",
-        type=size,
-        default=0.0,
-        metavar="GIB",
-        help="host memory to touch and free before anything is measured",
-    )
+    add_pretouch(parser)
     add_libraries(parser, processes=3)
     parser.add_argument("--scenarios", nargs="+", choices=_SCENARIOS, default=list(_DEFAULT))
     parser.add_argument(

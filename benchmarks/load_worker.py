@@ -1,7 +1,7 @@
 """Measures how one library loads one file; ``bench_load.py`` starts it.
 
 Its arguments are the library, the file, the number of loads, the file for the result,
-options of cumem as JSON, and ``warm`` or ``cold``.
+options of cumem as JSON, ``warm`` or ``cold``, and how long to rest before each.
 What a process does once whatever it loads (a CUDA context, kernels, imports) is done
 before the clock starts; pinned memory and caches of the library are not.
 """
@@ -73,14 +73,15 @@ LIBRARIES: dict[str, tuple[str, Callable[[str, torch.device], Tensors]]] = {
 class Loads:
     """Loads of one file by one library, timed and checked."""
 
-    def __init__(self, path: str, device: torch.device, *, cold: bool) -> None:
-        self._path, self._device, self._cold = path, device, cold
+    def __init__(self, path: str, device: torch.device, *, cold: bool, rest: float) -> None:
+        self._path, self._device, self._cold, self._rest = path, device, cold, rest
         self.rows: dict[str, list[float]] = {}
 
     def timed(self, row: str, call: Callable[[], Any]) -> Any:
         if self._cold:
             evict(self._path)
         synchronize(self._device)
+        time.sleep(self._rest)  # the driver scrubs what was released
         started = time.perf_counter()
         result = call()
         synchronize(self._device)
@@ -132,11 +133,11 @@ def _prepare(device: torch.device) -> None:
     synchronize(device)
 
 
-def measure(library: str, path: str, count: int, *, cold: bool) -> dict[str, Any]:
+def measure(library: str, path: str, count: int, *, cold: bool, rest: float) -> dict[str, Any]:
     device = cumem.default_device()
     package = LIBRARIES[library][0]
     _prepare(device)
-    loads = Loads(path, device, cold=cold)
+    loads = Loads(path, device, cold=cold, rest=rest)
     loads.load(library, count)
     memory = loads.reload(count) if library == "cumem" else {}
     if library == "cumem" and not cold:  # what is pinned is never cold
@@ -152,10 +153,10 @@ def measure(library: str, path: str, count: int, *, cold: bool) -> dict[str, Any
 
 
 def main() -> None:
-    library, path, count, result, options, state = sys.argv[1:]
+    library, path, count, result, options, state, rest = sys.argv[1:]
     cumem.configure(cumem.Options(**json.loads(options)))
     try:
-        found = measure(library, path, int(count), cold=state == "cold")
+        found = measure(library, path, int(count), cold=state == "cold", rest=float(rest))
     except ImportError as error:
         found = {"library": library, "unavailable": str(error)}
     Path(result).write_text(json.dumps(found), encoding="utf-8")

@@ -116,5 +116,16 @@ def add_outputs(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--plot", type=Path, metavar="FILE", help="a picture; needs matplotlib")
 
 
+def add_pretouch(parser: argparse.ArgumentParser) -> None:
+    """Adds ``--pretouch``."""
+    parser.add_argument(
+        "--pretouch",
+        type=size,
+        default=0.0,
+        metavar="GIB",
+        help="host memory to touch and free before anything is measured",
+    )
+
+
 def add_json(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", type=Path, metavar="FILE", help="where results go")

@@ -128,6 +128,12 @@ def test_another_text_after_a_sleep_is_an_error(
     assert [server.ended for server in fake.made] == [True]
 
 
+def test_a_text_that_ends_otherwise_is_told_and_no_error() -> None:
+    assert bench.share_in_common("abcx", "abcd") == 0.75
+    assert bench.share_in_common("abcd", "abcd") == 1.0
+    assert bench.share_in_common("x", "abcd") < bench._SURE
+
+
 def test_a_text_that_does_not_fit_is_refused_before_anything_is_started(
     fake: type[FakeServer], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -35,7 +35,7 @@ DRY_RUNS = {
     "bench_switch.py": ["--gib", "0.01", "--slack", "0.02", "--cycles", "1", "--rest", "0"],
     "bench_stream_wake.py": ["--gib", "0.01", "--tokens", "8", "--cycles", "1"],
     "bench_load.py": [
-        *("--gib", "0.01", "--loads", "2", "--folder", "/tmp"),
+        *("--gib", "0.01", "--loads", "2", "--folder", "/tmp", "--rest", "0"),
         *("--libraries", "cumem", "safetensors", "runai", "reads"),
         *("--rings", "2,1,4", "2,8,4"),
     ],
