@@ -89,7 +89,7 @@ class Options:
             without effect on a build of torch that has none.
     """
 
-    chunk_bytes: int = 256 * MIB
+    chunk_bytes: int = 1024 * MIB
     memory_margin_bytes: int = 0
     host_limit_bytes: int | None = None
     pin_backups: bool = True

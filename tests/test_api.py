@@ -174,7 +174,7 @@ def test_policies_are_their_lower_case_names() -> None:
 
 def test_options_have_the_documented_defaults() -> None:
     options = cumem.Options()
-    assert options.chunk_bytes == 256 << 20
+    assert options.chunk_bytes == 1 << 30
     assert (options.host_limit_bytes, options.host_threads) == (None, 0)
     assert options.pin_backups
     assert options.allow_pageable

@@ -19,7 +19,7 @@
 namespace cumem {
 
 struct Config {
-  std::size_t chunk_bytes = std::size_t{256} << 20;
+  std::size_t chunk_bytes = std::size_t{1} << 30;  // the driver is paid by the piece
   std::size_t margin_bytes = 0;  // of device memory, that malloc and growth leave free
   HostConfig host;
   FileConfig file;

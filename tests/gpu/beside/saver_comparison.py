@@ -86,8 +86,13 @@ def _read(lines: Lines, how: str, found: dict[str, Seen]) -> set[str]:
             seen.values[line["seen"]] = line["value"]
         seen.missing = line.get("missing", "")
         seen.ended = not (seen.missing or line.get("finished", False))
-        seen.last_words = how.strip()[-_WORDS:] if seen.ended else ""
+        seen.last_words = _told(how)[-_WORDS:] if seen.ended else ""
     return begun
+
+
+def _told(how: str) -> str:
+    """Without the frames of a stack, which name places of one machine."""
+    return "\n".join(line for line in how.strip().splitlines() if not line.startswith("frame #"))
 
 
 def wrong(scenario: Scenario, drop_in: Seen) -> list[str]:
