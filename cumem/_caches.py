@@ -1,7 +1,4 @@
-"""How does a full device or host get room?
-
-Torch gives up what it only caches, and cumem the backups of what is awake.
-"""
+"""How does a full device get room? Torch gives up what it only caches."""
 
 from __future__ import annotations
 
@@ -16,25 +13,12 @@ _T = TypeVar("_T")
 
 def with_cleared_caches(runtime: Runtime, work: Callable[[], _T]) -> _T:
     """Does it; when the device is full, once more without what torch only caches."""
-    return _again_after(lambda: _snapshot.empty_cache(runtime), "device_memory", work)
-
-
-def with_freed_host_memory(runtime: Runtime, work: Callable[[], _T]) -> _T:
-    """Does it; when the host is full, once more without backups that only save time.
-
-    For what passes through host memory without a backup there: files. pre: ``work`` changes
-    nothing where it fails for want of host memory.
-    """
-    return _again_after(runtime.allocator.release_host, "host_memory", work)
-
-
-def _again_after(make_room: Callable[[], object], fault: str, work: Callable[[], _T]) -> _T:
     try:
         return work()
     except _C.StatusError as error:
-        if error.fault != fault:
+        if error.fault != "device_memory":
             raise
-    make_room()
+    _snapshot.empty_cache(runtime)
     return work()
 
 

@@ -93,9 +93,7 @@ def put_to_sleep(
     try:
         tell_who_goes(whole, job.phases)
         with translated(operation, _LEFT_BY_SLEEP, runtime.backend.device_type), marked("sleep"):
-            result = _caches.with_freed_host_memory(
-                runtime, lambda: runtime.allocator.sleep(job.plans, check(), verify)
-            )
+            result = runtime.allocator.sleep(job.plans, check(), verify)
     except BaseException as error:
         segments = _book_failure(runtime, job.decisions)
         if isinstance(error, CumemError):
@@ -247,7 +245,7 @@ def _asleep(runtime: Runtime, tags: Collection[str]) -> list[_C.SegmentInfo]:
 def _wake_or_clear_caches(
     runtime: Runtime, job: WakeJob, progress: _C.WakeProgress | None
 ) -> _C.WakeResult:
-    """Wakes; when device or host is full, once more without what only saves time."""
+    """Wakes; when the device is full, once more without what only saves time."""
     addresses = [info.address for info in job.segments]
 
     def whole() -> _C.WakeResult:
@@ -256,9 +254,7 @@ def _wake_or_clear_caches(
     if progress is not None:  # it cannot start again: others wait for its pieces
         _caches.clear_caches_when_short(runtime, job.segments)
         return runtime.allocator.wake(addresses, job.fill, job.verify, progress)
-    return _caches.with_freed_host_memory(
-        runtime, lambda: _caches.with_cleared_caches(runtime, whole)
-    )
+    return _caches.with_cleared_caches(runtime, whole)
 
 
 def _tell_who_went(ended: list[Decision]) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from cumem import _C, _caches, _declared, _loading, _owned, _registry, _runtime, _snapshot
+from cumem import _C, _declared, _loading, _owned, _registry, _runtime, _snapshot
 from cumem._checkpoint import Checkpoint, read_checkpoint
 from cumem._devices import DeviceLike
 from cumem._dtypes import torch_dtype, torch_shape
@@ -189,10 +189,7 @@ def _fill(runtime: Runtime, entry: PoolEntry, addresses: list[int], wanted: int)
     with ExitStack() as stack:
         stack.enter_context(_owned.writing(entry.tag, entry.device))
         stack.enter_context(shown(wanted, lambda: runtime.allocator.file_bytes() - before))
-        _caches.with_freed_host_memory(
-            runtime,
-            lambda: runtime.allocator.wake(addresses, fill=None, verify=False, progress=None),
-        )
+        runtime.allocator.wake(addresses, fill=None, verify=False, progress=None)
 
 
 def _tensors(

@@ -144,7 +144,11 @@ Status Allocator::reserve(std::size_t bytes, int ordinal, Owner owner,
 
 FileMeans Allocator::file_means() {
   std::lock_guard<std::mutex> lock(mutex_);
-  return {host_, config_.file, file_bytes_};
+  const auto make_room = [this] {
+    const bool dropped = drop_kept_backups();
+    return host_.release_idle() > 0 || dropped;
+  };
+  return {host_, config_.file, file_bytes_, make_room};
 }
 
 void Allocator::publish(std::unique_ptr<Segment> segment) {

@@ -39,6 +39,8 @@ struct FileMeans {
   HostStore& host;
   FileConfig config;
   std::atomic<std::uint64_t>& moved_bytes;  // counts on, for who shows progress
+  // Gives up host memory that only saves time; false: there is none. Any thread may ask.
+  std::function<bool()> make_room;
 };
 
 class Staging {

@@ -57,10 +57,12 @@ Status Staging::let_go() {
   return {};
 }
 
-// Smaller slots, and few, where the host has no room.
+// Smaller slots, and few, where the host has no room after what only saves time has gone.
 Status Staging::renew(const Want& want, HostUse use) {
   use_ = use;
   Status status = take(want.step, want.count, use);
+  if (status.fault == Fault::host_memory && means_.make_room())
+    status = take(want.step, want.count, use);
   for (std::size_t smaller = want.step / 2;
        status.fault == Fault::host_memory && smaller >= kSmallest; smaller /= 2)
     status = take(smaller, std::min<std::size_t>(want.count, kSlotsEach), use);

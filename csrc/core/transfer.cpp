@@ -4,6 +4,13 @@
 #include <utility>
 
 namespace cumem {
+namespace {
+
+// From a file's own pages. The driver may have the processor read what is smaller, and that
+// ends the process where the file was cut short meanwhile.
+constexpr std::size_t kLeastFetched = std::size_t{1} << 20;
+
+}  // namespace
 
 Status Transfer::open() {
   return stream_ != nullptr ? Status{} : device_.copy_stream(direction_, &stream_);
@@ -41,16 +48,20 @@ Status Transfer::read(const File& file, const std::vector<FilePart>& parts) {
   return staging_.read(file, parts);
 }
 
-// Takes off `part` what was submitted.
-Status Transfer::fetch(FilePart& part, MappedFile& pages) {
+// Takes off `part` what was submitted, or is for the ring.
+Status Transfer::fetch(FilePart& part, MappedFile& pages, std::vector<FilePart>& others) {
   return pages.visit(part.offset, part.range.bytes, [&](std::byte* data, std::size_t bytes) {
-    Status status = batch_.add(part.range.address, data, bytes, stream_);
+    const FilePart step{{part.range.address, bytes}, part.offset};
     part.range.address += bytes;
     part.range.bytes -= bytes;
     part.offset += bytes;
+    if (bytes < kLeastFetched) {
+      others.push_back(step);
+      return Status{};
+    }
     copied_bytes_ += bytes;
     means_.moved_bytes += bytes;
-    return status;
+    return batch_.add(step.range.address, data, bytes, stream_);
   });
 }
 
@@ -59,12 +70,12 @@ Status Transfer::read(const File& file, MappedFile& pages, const std::vector<Fil
   std::vector<FilePart> others;
   bool refused = false;
   for (FilePart part : parts) {
-    Status status = refused ? Status{} : fetch(part, pages);
+    Status status = refused ? Status{} : fetch(part, pages, others);
     refused = refused || !status.ok();
     const bool pinning = std::strcmp(status.call, "cuMemHostRegister") == 0;
     const bool other_way = pinning && means_.host.config().allow_pageable;
     if (!status.ok() && !other_way) return status;
-    if (refused) others.push_back(part);
+    if (part.range.bytes > 0) others.push_back(part);
   }
   return others.empty() ? Status{} : read(file, others);
 }

@@ -44,8 +44,8 @@ class Transfer {
   Status copy(const Range& range, const Backup& backup, std::size_t offset);
   // Reads these parts of a file; the last copies may still run.
   Status read(const File& file, const std::vector<FilePart>& parts);
-  // The same from the file's own pages; what cannot be pinned is read as above, where the
-  // configuration allows that.
+  // The same from the file's own pages; what is small, and what cannot be pinned where the
+  // configuration allows that, is read as above.
   Status read(const File& file, MappedFile& pages, const std::vector<FilePart>& parts);
 
   // Submits a fill of a whole range with one byte value.
@@ -71,7 +71,7 @@ class Transfer {
   Status copy(const std::vector<FilePart>& parts, const HostBlock& host);
   Status stage(const std::vector<FilePart>& parts, const HostBlock& host);
   Status submit(const FilePart& part, const HostBlock& host);
-  Status fetch(FilePart& part, MappedFile& pages);
+  Status fetch(FilePart& part, MappedFile& pages, std::vector<FilePart>& others);
 
   Device& device_;
   const Device::Direction direction_;

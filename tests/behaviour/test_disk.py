@@ -306,4 +306,16 @@ def test_kept_backups_make_room_for_what_files_pass_through(
     loaded = cumem.load_file(folder / "model.safetensors")
     assert intact([loaded["a"]])
     assert intact(tensors)
+    loaded.clear()  # it would have a backup in host memory
+    cumem.sleep(tags=["weights"])
+    fill_host()
+    cumem.wake_up(["weights"], wait=False).wait()
+    assert intact(tensors)
+    cumem.sleep(tags=["weights"])
+    fill_host()
+    with cumem.use_memory_pool("third", on_sleep="discard"):
+        leaving = make(2 * MIB, 4)
+    cumem.switch(sleep_tags=["third"], wake_tags=["weights"])
+    assert intact(tensors)
+    del leaving
     assert holds_pattern(other, 3)
