@@ -131,10 +131,11 @@ class _Shard:
 
     def add(self, entry: TensorEntry) -> None:
         """Puts a tensor behind the last one; runs without a gap are one part."""
+        if not entry.bytes:
+            self.offsets[entry.name] = 0
+            return
         at = -(-self.bytes // _ALIGNMENT) * _ALIGNMENT
         self.offsets[entry.name] = at
-        if not entry.bytes:
-            return
         if self.parts and at == self.bytes:
             start, offset, _ = self.parts[-1]
             self.parts[-1] = (start, offset, at + entry.bytes - start)
