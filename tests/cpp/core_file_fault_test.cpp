@@ -65,7 +65,7 @@ struct Scene {
     source->file = held;
     source->parts = {{{0, kBytes}, kHeader}};
     source->keep = true;
-    if (mapped) REQUIRE(cumem::MappedFile::make(*r.driver, *held, source->mapped).ok());
+    if (mapped) REQUIRE(cumem::MappedFile::make(r.allocator->host(), *held, source->mapped).ok());
     return r.allocator->reserve(kBytes, 0, {"weights", "reload", 0, false}, std::move(source),
                                 loaded);
   }
