@@ -131,10 +131,11 @@ class _Shard:
 
     def add(self, entry: TensorEntry) -> None:
         """Puts a tensor behind the last one; runs without a gap are one part."""
+        if not entry.bytes:
+            self.offsets[entry.name] = 0
+            return
         at = -(-self.bytes // _ALIGNMENT) * _ALIGNMENT
         self.offsets[entry.name] = at
-        if not entry.bytes:
-            return
         if self.parts and at == self.bytes:
             start, offset, _ = self.parts[-1]
             self.parts[-1] = (start, offset, at + entry.bytes - start)
@@ -176,7 +177,7 @@ def _reserve(
         )
         return OwnedSegment(runtime, entry, memory)
 
-    segment = _loading.reserve(make)
+    segment = _caches.with_freed_host_memory(runtime, lambda: _loading.reserve(make))
     addresses.append(segment.address)
     return segment
 

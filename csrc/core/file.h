@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "core/status.h"
 #include "digest/digest.h"
@@ -37,6 +38,9 @@ class File {
   Status write(std::uint64_t offset, const std::byte* data, std::size_t bytes) const;
   // Maps all of it for reading, for the caller to unmap. pre: it was adopted.
   Status map(std::byte*& out) const;
+  // Which file it is, by whatever name: device and inode. pre: the same.
+  using Id = std::pair<dev_t, ino_t>;
+  Id id() const noexcept { return {identity_.st_dev, identity_.st_ino}; }
   // How long it was when it was adopted.
   std::size_t bytes() const noexcept { return static_cast<std::size_t>(identity_.st_size); }
   // Is it of a file system whose files are memory?

@@ -38,29 +38,31 @@ std::size_t number_in(const std::string& path, const char* key) {
 
 // What one control group still allows. Page cache that is not in use counts as
 // free, as the kernel reclaims it first.
-std::size_t left_in(std::size_t limit, std::size_t used, std::size_t cache) noexcept {
+std::size_t left_in(std::size_t limit, std::size_t used, std::size_t cache,
+                    std::size_t pinned) noexcept {
   if (limit == kUnknown || used == kUnknown) return kUnknown;
-  const std::size_t held = cache == kUnknown ? used : used - std::min(used, cache);
+  const std::size_t idle = cache == kUnknown ? 0 : cache - std::min(cache, pinned);
+  const std::size_t held = used - std::min(used, idle);
   return limit - std::min(limit, held);
 }
 
 // The limit of this process's container: version 2 of control groups, or 1.
-std::size_t group_allows() {
+std::size_t group_allows(std::size_t pinned) {
   const std::string v2 = "/sys/fs/cgroup/";
   const std::string v1 = "/sys/fs/cgroup/memory/";
   return std::min(left_in(number_in(v2 + "memory.max", ""), number_in(v2 + "memory.current", ""),
-                          number_in(v2 + "memory.stat", "inactive_file ")),
+                          number_in(v2 + "memory.stat", "inactive_file "), pinned),
                   left_in(number_in(v1 + "memory.limit_in_bytes", ""),
                           number_in(v1 + "memory.usage_in_bytes", ""),
-                          number_in(v1 + "memory.stat", "total_inactive_file ")));
+                          number_in(v1 + "memory.stat", "total_inactive_file "), pinned));
 }
 
 }  // namespace
 
-std::size_t available_host_bytes() {
+std::size_t available_host_bytes(std::size_t pinned) {
   const std::size_t kib = number_in("/proc/meminfo", "MemAvailable:");
-  const std::size_t system = kib == kUnknown ? kUnknown : kib * 1024;
-  return std::min(system, group_allows());
+  const std::size_t system = kib == kUnknown ? kUnknown : kib * 1024 - std::min(kib * 1024, pinned);
+  return std::min(system, group_allows(pinned));
 }
 
 }  // namespace cumem

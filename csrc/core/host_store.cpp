@@ -81,8 +81,7 @@ std::size_t HostStore::idle_bytes(HostUse use) const {
 Status HostStore::admit(std::size_t bytes, int device) const {
   const HostUsage now = usage();
   const std::size_t limit = config().limit_bytes;
-  const std::size_t left =
-      limit > 0 ? limit - std::min(limit, now.held_bytes) : available_host_bytes();
+  const std::size_t left = limit > 0 ? limit - std::min(limit, now.held_bytes) : files_.available();
   if (bytes <= left) return {};
   Status status =
       failure(Fault::host_memory, limit > 0 ? "host memory limit" : "host memory", bytes, device);

@@ -31,6 +31,7 @@
 
 #include "core/device.h"
 #include "core/driver.h"
+#include "core/file_pages.h"
 #include "core/status.h"
 
 namespace cumem {
@@ -134,6 +135,9 @@ class HostStore {
   std::vector<std::pair<std::uintptr_t, std::size_t>> pieces() const;
   void configure(const HostConfig& config);
   HostConfig config() const;
+  const Driver& driver() const noexcept { return driver_; }
+  // What lies beside the arena.
+  FilePages& files() noexcept { return files_; }
 
  private:
   friend class HostBlock;
@@ -149,6 +153,7 @@ class HostStore {
   bool carve(std::size_t bytes, HostUse use, HostBlock& out);
 
   const Driver& driver_;
+  FilePages files_;
   // Growth takes seconds and is done by one thread at a time, under its own
   // mutex and never under `mutex_`, which guards the fields below.
   std::mutex growth_mutex_;

@@ -2,26 +2,20 @@
 
 #include <sys/mman.h>
 
-#include "core/host_piece.h"
+#include <utility>
 
 namespace cumem {
 
-MappedFile::MappedFile(const Driver& driver, std::byte* data, std::size_t bytes)
-    : driver_(driver), data_(data), bytes_(bytes), pins_((bytes + kPiece - 1) / kPiece) {}
+MappedFile::MappedFile(const Driver& driver, std::size_t bytes)
+    : driver_(driver), bytes_(bytes), pins_((bytes + kPiece - 1) / kPiece) {}
 
-// The pages of a file in memory are counted as used already.
-Status MappedFile::make(const Driver& driver, const File& file, std::unique_ptr<MappedFile>& out) {
+Status MappedFile::make(HostStore& host, const File& file, std::unique_ptr<MappedFile>& out) {
   out.reset();
-  const std::size_t free_bytes = available_host_bytes();
-  if (!file.in_memory() && file.bytes() > free_bytes) {
-    Status status = failure(Fault::host_memory, "pinning the pages of a file", file.bytes());
-    status.free_bytes = free_bytes;
-    return status;
-  }
-  std::byte* data = nullptr;
-  if (Status status = file.map(data); !status.ok()) return status;
-  out.reset(new MappedFile(driver, data, file.bytes()));
-  return {};
+  std::unique_ptr<MappedFile> made(new MappedFile(host.driver(), file.bytes()));
+  Status status = host.files().claim(file, made->claim_);
+  if (status.ok()) status = file.map(made->data_);
+  if (status.ok()) out = std::move(made);
+  return status;
 }
 
 MappedFile::~MappedFile() {
@@ -29,7 +23,7 @@ MappedFile::~MappedFile() {
   for (Pin& pin : pins_)
     if (Status one = pin.release(); !one.ok()) status = one;
   // Still pinned: the pages stay, lest the device read elsewhere.
-  if (status.ok()) munmap(data_, bytes_);
+  if (status.ok() && data_ != nullptr) munmap(data_, bytes_);
 }
 
 Status MappedFile::pin(std::size_t piece) noexcept {
@@ -39,6 +33,7 @@ Status MappedFile::pin(std::size_t piece) noexcept {
   const std::size_t bytes = std::min(kPiece, bytes_ - start);
   Status status = pin.take(driver_, data_ + start, bytes, CU_MEMHOSTREGISTER_READ_ONLY);
   if (status.ok()) pinned_bytes_ += bytes;
+  claim_.set(pinned_bytes_ > 0 ? FilePages::State::pinned : FilePages::State::refused);
   return status;
 }
 

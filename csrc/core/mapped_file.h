@@ -17,6 +17,8 @@
 
 #include "core/driver.h"
 #include "core/file.h"
+#include "core/file_pages.h"
+#include "core/host_store.h"
 #include "core/pin.h"
 #include "core/status.h"
 
@@ -25,8 +27,8 @@ namespace cumem {
 class MappedFile {
  public:
   // Maps the file, and pins nothing yet. Refuses where the host could not hold its pages
-  // beside all else. On failure `out` is empty. `driver` outlives it.
-  static Status make(const Driver& driver, const File& file, std::unique_ptr<MappedFile>& out);
+  // beside all else. On failure `out` is empty. `host` outlives it.
+  static Status make(HostStore& host, const File& file, std::unique_ptr<MappedFile>& out);
   ~MappedFile();
   MappedFile(const MappedFile&) = delete;
   MappedFile& operator=(const MappedFile&) = delete;
@@ -41,11 +43,12 @@ class MappedFile {
 
  private:
   static constexpr std::size_t kPiece = std::size_t{256} << 20;  // pinned in one call
-  MappedFile(const Driver& driver, std::byte* data, std::size_t bytes);
+  MappedFile(const Driver& driver, std::size_t bytes);
   Status pin(std::size_t piece) noexcept;
 
   const Driver& driver_;
-  std::byte* const data_;
+  FilePages::Claim claim_;
+  std::byte* data_ = nullptr;
   const std::size_t bytes_;
   std::vector<Pin> pins_;  // one a piece
   std::atomic<std::size_t> pinned_bytes_{0};

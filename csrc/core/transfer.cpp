@@ -138,14 +138,17 @@ Status Transfer::mark(Event& event) {
 Status Transfer::wait() {
   if (stream_ == nullptr) return {};
   const Status submitted = submit();
-  const Status waited = stop();
+  const Status waited = wait_for_driver();
   return submitted.ok() ? waited : submitted;
 }
 
-// Memory goes after this, so a refusal is answered by asking once more.
 Status Transfer::stop() {
   batch_.clear();
-  if (stream_ == nullptr) return {};
+  return stream_ == nullptr ? Status{} : wait_for_driver();
+}
+
+// Memory goes after this, so a refusal is answered by asking once more.
+Status Transfer::wait_for_driver() {
   Status status = device_.wait_for_copies(direction_);
   if (!status.ok()) (void)device_.wait_for_copies(direction_);
   return status;

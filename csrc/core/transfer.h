@@ -58,7 +58,8 @@ class Transfer {
   Status mark(Event& event);
 
   // Waits for everything given. Safe to call when nothing was. After a refusal
-  // too nothing runs any more, unless the driver refuses twice.
+  // too nothing runs any more, unless the driver refuses twice. Where copies could not be
+  // submitted, every call fails until stop(): whoever gave them may ask later than others.
   Status wait();
   // The same without what was kept back: that is forgotten.
   Status stop();
@@ -72,6 +73,7 @@ class Transfer {
   Status stage(const std::vector<FilePart>& parts, const HostBlock& host);
   Status submit(const FilePart& part, const HostBlock& host);
   Status fetch(FilePart& part, MappedFile& pages, std::vector<FilePart>& others);
+  Status wait_for_driver();
 
   Device& device_;
   const Device::Direction direction_;

@@ -281,7 +281,7 @@ void bind_plugin(py::module_& m) {
   m.def("pop_scope", &plugin::pop_scope, py::arg("number"));
   m.def("set_graph_owner", &plugin::set_graph_owner, py::arg("owner"));
   m.def("forked", &plugin::forked);
-  m.def("available_host_bytes", &available_host_bytes);
+  m.def("available_host_bytes", [] { return available_host_bytes(); });
 }
 
 }  // namespace

@@ -72,7 +72,7 @@ std::shared_ptr<Memory> from_file(std::shared_ptr<Allocator> allocator, std::siz
   source->file = std::move(file);
   source->keep = keep;
   if (pin)
-    require(MappedFile::make(allocator->driver(), *source->file, source->mapped),
+    require(MappedFile::make(allocator->host(), *source->file, source->mapped),
             allocator->driver());
   for (const auto& [at, offset, size] : parts) source->parts.push_back({{at, size}, offset});
   CUdeviceptr address = 0;

@@ -89,6 +89,8 @@ def test_empty_tensors_and_empty_files_need_no_memory(
     assert cumem.load_file(write_file(tmp_path / "b.safetensors", {})) == {}
     mixed = {**empty, **model()}
     assert agree(cumem.load_file(write_file(tmp_path / "c.safetensors", mixed)), mixed)
+    last = {"odd": host_tensor(torch.uint8, (3,), 1), **empty}
+    assert agree(cumem.load_file(write_file(tmp_path / "c.safetensors", last)), last)
 
 
 def test_shards_come_as_a_segment_each(tmp_path: Path) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import json
+import os
 from pathlib import Path
 
 import pytest
@@ -16,9 +18,10 @@ from reload_support import (
     path_fixture,  # noqa: F401 - pytest finds fixtures by name
     small_steps,  # noqa: F401 - pytest finds fixtures by name
 )
-from support import DriverUnderTest, fill_pattern, holds_pattern, state
+from support import DriverUnderTest, fill_pattern, holds_pattern, make, state
 
 import cumem
+from cumem import _C
 
 
 def load(path: Path) -> dict[str, torch.Tensor]:
@@ -96,3 +99,42 @@ def test_without_reload_nothing_would_read_the_pages_again(path: Path) -> None:
     with pytest.raises(TypeError, match="pin_file must be a bool"):
         cumem.load_file(path, on_sleep="reload", pin_file=1)  # type: ignore[arg-type]
     assert cumem.stats().segment_bytes == 0
+
+
+def sparse_shards(folder: Path, sizes: list[int]) -> Path:
+    """A sharded checkpoint of zeros that takes no room, on a disk."""
+    device = os.stat(folder).st_dev
+    place = f" {os.major(device)}:{os.minor(device)} "
+    mounts = Path("/proc/self/mountinfo").read_text().splitlines()
+    if any(place in line and " - tmpfs " in line for line in mounts):
+        pytest.skip("needs a folder on a disk")
+    places = {}
+    for number, size in enumerate(sizes):
+        name = f"{number}.safetensors"
+        tensor = {"dtype": "U8", "shape": [size], "data_offsets": [0, size]}
+        header = json.dumps({name: tensor}).encode()
+        with (folder / name).open("wb") as file:
+            file.write(len(header).to_bytes(8, "little") + header)
+            file.truncate(8 + len(header) + size)
+        places[name] = name
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
+    return folder
+
+
+def test_files_whose_pages_find_no_room_together_are_refused_before_one_is_read(
+    tmp_path: Path,
+) -> None:
+    with cumem.use_memory_pool("kept"):
+        kept = make(10_000, 1)
+    cumem.sleep()
+    cumem.wake_up()
+    before = cumem.stats()
+    assert before.host_bytes > 0
+    folder = sparse_shards(tmp_path, [_C.available_host_bytes() // 5 * 3] * 2)
+    with pytest.raises(cumem.HostOutOfMemoryError, match=r"pages of a file.*Nothing was loaded"):
+        load(folder)
+    after = cumem.stats()
+    assert after.pinned_file_bytes == after.host_bytes == 0, "what only saves time goes before"
+    assert after.physical_bytes == before.physical_bytes
+    assert after.segment_bytes == before.segment_bytes
+    assert holds_pattern(kept, 1)

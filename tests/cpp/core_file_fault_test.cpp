@@ -8,8 +8,8 @@
 #include <cstdlib>
 #include <functional>
 
-#include "core_rig.h"
 #include "failures.h"
+#include "models.h"
 
 namespace {
 
@@ -65,21 +65,35 @@ struct Scene {
     source->file = held;
     source->parts = {{{0, kBytes}, kHeader}};
     source->keep = true;
-    if (mapped) REQUIRE(cumem::MappedFile::make(*r.driver, *held, source->mapped).ok());
+    if (mapped) REQUIRE(cumem::MappedFile::make(r.allocator->host(), *held, source->mapped).ok());
     return r.allocator->reserve(kBytes, 0, {"weights", "reload", 0, false}, std::move(source),
                                 loaded);
   }
   void load() { REQUIRE(reserve().ok() && wake().ok()); }
-  Status sleep() {
-    return r.sleep({{loaded, {{loaded, kBytes}}, {}, Store::source},
-                    {other, {{other, kBytes}}, {}, Store::disk}});
+  Status sleep(Store store = Store::disk) {
+    return r.sleep(
+        {{loaded, {{loaded, kBytes}}, {}, Store::source}, {other, {{other, kBytes}}, {}, store}});
   }
   Status wake() { return r.wake({loaded, other}, 0xFF); }
+  // Both by a switch, with the file last: its segment is waited for and proven there.
+  Status arrive() {
+    rig::SwitchResult result;
+    return r.allocator->exchange(rig::switch_of({}, {other, loaded}), result);
+  }
   std::uint64_t pinned() const { return r.driver->ledger().registered_bytes; }
+  bool loaded_is_intact() {
+    return r.read(loaded, kBytes) ==
+           std::vector<unsigned char>(kContents.begin() + kHeader, kContents.end());
+  }
+  bool other_is_intact() { return r.read(other, kBytes) == kOther; }
   void expect_bytes() {
-    const std::vector<unsigned char> payload(kContents.begin() + kHeader, kContents.end());
-    CHECK(r.read(loaded, kBytes) == payload);
-    CHECK(r.read(other, kBytes) == kOther);
+    CHECK(loaded_is_intact());
+    CHECK(other_is_intact());
+  }
+  void expect_bytes_of_what_is_awake(const char* call) {
+    const bool intact = (r.asleep(loaded) || loaded_is_intact()) &&
+                        (r.asleep(other) || other_is_intact()) && r.allocator->verify().ok();
+    if (!intact) check::expect(false, __FILE__, __LINE__, call);
   }
   void expect_clean_end() {
     r.allocator->free(loaded);
@@ -166,6 +180,26 @@ TEST(every_failure_of_a_load_and_a_wake_from_a_files_own_pages_leaves_an_exact_s
         scene.expect_bytes();
         scene.expect_clean_end();
       });
+}
+
+// What was gathered for memory is submitted by the wait for a file.
+TEST(every_failure_of_a_switch_to_memory_and_a_file_leaves_an_exact_state) {
+  for (const bool mapped : {false, true})
+    rig::for_each_failure<Scene>(
+        {"cuEventRecord", "cuEventSynchronize", "cuMemcpyBatchAsync", "cuMemcpyHtoDAsync"},
+        [mapped] {
+          auto scene = std::make_unique<Scene>(mapped);
+          scene->load();
+          REQUIRE(scene->sleep(Store::host).ok());
+          return scene;
+        },
+        [](Scene& scene) { (void)scene.arrive(); },
+        [](Scene& scene, const char* call, long) {
+          scene.expect_bytes_of_what_is_awake(call);
+          REQUIRE(scene.arrive().ok());
+          scene.expect_bytes();
+          scene.expect_clean_end();
+        });
 }
 
 std::size_t pinned_pages(const Scene& scene) {
