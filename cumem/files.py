@@ -177,7 +177,7 @@ def _reserve(
         )
         return OwnedSegment(runtime, entry, memory)
 
-    segment = _caches.with_freed_host_memory(runtime, lambda: _loading.reserve(make))
+    segment = _loading.reserve(make)
     addresses.append(segment.address)
     return segment
 

@@ -43,17 +43,19 @@ Status CopyBatch::submit(CUstream stream) {
   return lost_;
 }
 
-Status CopyBatch::submit_each(CUstream stream) const {
+Status CopyBatch::copy(CUdeviceptr at, std::byte* host, std::size_t bytes, CUstream stream) const {
   const Driver& driver = device_.driver();
+  return direction_ == Device::Direction::to_host
+             ? check(driver.cuMemcpyDtoHAsync(host, at, bytes, stream), "cuMemcpyDtoHAsync", bytes,
+                     device_.ordinal())
+             : check(driver.cuMemcpyHtoDAsync(at, host, bytes, stream), "cuMemcpyHtoDAsync", bytes,
+                     device_.ordinal());
+}
+
+Status CopyBatch::submit_each(CUstream stream) const {
   Status status;
   for (std::size_t i = 0; i < sizes_.size() && status.ok(); ++i)
-    status = direction_ == Device::Direction::to_host
-                 ? check(driver.cuMemcpyDtoHAsync(host_pointer(on_host_[i]), on_device_[i],
-                                                  sizes_[i], stream),
-                         "cuMemcpyDtoHAsync", sizes_[i], device_.ordinal())
-                 : check(driver.cuMemcpyHtoDAsync(on_device_[i], host_pointer(on_host_[i]),
-                                                  sizes_[i], stream),
-                         "cuMemcpyHtoDAsync", sizes_[i], device_.ordinal());
+    status = copy(on_device_[i], host_pointer(on_host_[i]), sizes_[i], stream);
   return status;
 }
 

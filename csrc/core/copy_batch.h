@@ -24,6 +24,8 @@ class CopyBatch {
   // gathered when they are worth a call. In which order they run is not said. pre: the
   // device's context is current; `host` does not cross from one pinned piece to another.
   Status add(CUdeviceptr at, std::byte* host, std::size_t bytes, CUstream stream);
+  // Submits one at once, by itself: for memory that is not pinned.
+  Status copy(CUdeviceptr at, std::byte* host, std::size_t bytes, CUstream stream) const;
   // Submits what was gathered. After a failure, here or in add(), some of it may run and some
   // is lost, so every call fails until clear().
   Status submit(CUstream stream);

@@ -108,8 +108,16 @@ Status Transfer::stage(const std::vector<FilePart>& parts, const HostBlock& host
                                                     : staging_.read(host, parts);
   }
   for (const FilePart& part : parts)
-    if (Status status = submit(part, host); !status.ok()) return status;
+    if (Status status = copy_unpinned(part, host); !status.ok()) return status;
   return {};
+}
+
+Status Transfer::copy_unpinned(const FilePart& part, const HostBlock& host) {
+  CUdeviceptr at = part.range.address;
+  return host.visit(part.offset, part.range.bytes, [&](std::byte* data, std::size_t bytes) {
+    copied_bytes_ += bytes;
+    return batch_.copy(std::exchange(at, at + bytes), data, bytes, stream_);
+  });
 }
 
 // One copy for each part that is contiguous on both sides.

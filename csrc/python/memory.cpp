@@ -64,6 +64,14 @@ std::shared_ptr<Memory> allocate(std::shared_ptr<Allocator> allocator, std::size
 // Parts: offset in the segment, offset in the file, bytes.
 using Part = std::tuple<std::size_t, std::uint64_t, std::size_t>;
 
+// What only saves time makes room for the pages.
+Status map_pages(Allocator& allocator, Source& source) {
+  Status status = MappedFile::make(allocator.host(), *source.file, source.mapped);
+  if (status.fault == Fault::host_memory && allocator.release_host() > 0)
+    status = MappedFile::make(allocator.host(), *source.file, source.mapped);
+  return status;
+}
+
 std::shared_ptr<Memory> from_file(std::shared_ptr<Allocator> allocator, std::size_t bytes,
                                   int ordinal, const Owner& owner, std::shared_ptr<File> file,
                                   const std::vector<Part>& parts, bool keep, bool pin) {
@@ -71,9 +79,7 @@ std::shared_ptr<Memory> from_file(std::shared_ptr<Allocator> allocator, std::siz
   auto source = std::make_unique<Source>();
   source->file = std::move(file);
   source->keep = keep;
-  if (pin)
-    require(MappedFile::make(allocator->host(), *source->file, source->mapped),
-            allocator->driver());
+  if (pin) require(map_pages(*allocator, *source), allocator->driver());
   for (const auto& [at, offset, size] : parts) source->parts.push_back({{at, size}, offset});
   CUdeviceptr address = 0;
   require(allocator->reserve(bytes, ordinal, owner, std::move(source), address),
