@@ -24,6 +24,11 @@ Status CopyBatch::add(CUdeviceptr at, std::byte* host, std::size_t bytes, CUstre
   return bytes_ < kMostBytes ? lost_ : submit(stream);
 }
 
+Status CopyBatch::copy(CUdeviceptr at, std::byte* host, std::size_t bytes, CUstream stream) {
+  if (lost_.ok()) lost_ = submit_one(at, host, bytes, stream);
+  return lost_;
+}
+
 void CopyBatch::forget() noexcept {
   on_device_.clear();
   on_host_.clear();
@@ -43,17 +48,20 @@ Status CopyBatch::submit(CUstream stream) {
   return lost_;
 }
 
-Status CopyBatch::submit_each(CUstream stream) const {
+Status CopyBatch::submit_one(CUdeviceptr at, std::byte* host, std::size_t bytes,
+                             CUstream stream) const {
   const Driver& driver = device_.driver();
+  return direction_ == Device::Direction::to_host
+             ? check(driver.cuMemcpyDtoHAsync(host, at, bytes, stream), "cuMemcpyDtoHAsync", bytes,
+                     device_.ordinal())
+             : check(driver.cuMemcpyHtoDAsync(at, host, bytes, stream), "cuMemcpyHtoDAsync", bytes,
+                     device_.ordinal());
+}
+
+Status CopyBatch::submit_each(CUstream stream) const {
   Status status;
   for (std::size_t i = 0; i < sizes_.size() && status.ok(); ++i)
-    status = direction_ == Device::Direction::to_host
-                 ? check(driver.cuMemcpyDtoHAsync(host_pointer(on_host_[i]), on_device_[i],
-                                                  sizes_[i], stream),
-                         "cuMemcpyDtoHAsync", sizes_[i], device_.ordinal())
-                 : check(driver.cuMemcpyHtoDAsync(on_device_[i], host_pointer(on_host_[i]),
-                                                  sizes_[i], stream),
-                         "cuMemcpyHtoDAsync", sizes_[i], device_.ordinal());
+    status = submit_one(on_device_[i], host_pointer(on_host_[i]), sizes_[i], stream);
   return status;
 }
 
