@@ -214,6 +214,7 @@ void Allocator::end(std::unique_ptr<Segment> segment) noexcept {
   if (status.ok()) status = segment->give_back();
   const bool had_backup = segment->backup.host.bytes() > 0;
   segment->backup = Backup{};
+  segment->source.reset();
   if (!status.ok()) quarantine(std::move(segment));
   if (had_backup && !host_.config().retain) host_.release_idle();
 }

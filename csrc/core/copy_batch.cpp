@@ -24,6 +24,11 @@ Status CopyBatch::add(CUdeviceptr at, std::byte* host, std::size_t bytes, CUstre
   return bytes_ < kMostBytes ? lost_ : submit(stream);
 }
 
+Status CopyBatch::copy(CUdeviceptr at, std::byte* host, std::size_t bytes, CUstream stream) {
+  if (lost_.ok()) lost_ = submit_one(at, host, bytes, stream);
+  return lost_;
+}
+
 void CopyBatch::forget() noexcept {
   on_device_.clear();
   on_host_.clear();
@@ -43,7 +48,8 @@ Status CopyBatch::submit(CUstream stream) {
   return lost_;
 }
 
-Status CopyBatch::copy(CUdeviceptr at, std::byte* host, std::size_t bytes, CUstream stream) const {
+Status CopyBatch::submit_one(CUdeviceptr at, std::byte* host, std::size_t bytes,
+                             CUstream stream) const {
   const Driver& driver = device_.driver();
   return direction_ == Device::Direction::to_host
              ? check(driver.cuMemcpyDtoHAsync(host, at, bytes, stream), "cuMemcpyDtoHAsync", bytes,
@@ -55,7 +61,7 @@ Status CopyBatch::copy(CUdeviceptr at, std::byte* host, std::size_t bytes, CUstr
 Status CopyBatch::submit_each(CUstream stream) const {
   Status status;
   for (std::size_t i = 0; i < sizes_.size() && status.ok(); ++i)
-    status = copy(on_device_[i], host_pointer(on_host_[i]), sizes_[i], stream);
+    status = submit_one(on_device_[i], host_pointer(on_host_[i]), sizes_[i], stream);
   return status;
 }
 

@@ -22,10 +22,12 @@ class CopyBatch {
 
   // Gathers a copy between `at` on the device and `host`; the driver gets those that were
   // gathered when they are worth a call. In which order they run is not said. pre: the
-  // device's context is current; `host` does not cross from one pinned piece to another.
+  // device's context is current; `host` is pinned, and does not cross from one pinned piece
+  // to another.
   Status add(CUdeviceptr at, std::byte* host, std::size_t bytes, CUstream stream);
-  // Submits one at once, by itself: for memory that is not pinned.
-  Status copy(CUdeviceptr at, std::byte* host, std::size_t bytes, CUstream stream) const;
+  // Submits one copy by itself, now: for memory that is not pinned a call for many wants to
+  // be told where it lies. pre: the device's context is current.
+  Status copy(CUdeviceptr at, std::byte* host, std::size_t bytes, CUstream stream);
   // Submits what was gathered. After a failure, here or in add(), some of it may run and some
   // is lost, so every call fails until clear().
   Status submit(CUstream stream);
@@ -34,6 +36,7 @@ class CopyBatch {
 
  private:
   void forget() noexcept;
+  Status submit_one(CUdeviceptr at, std::byte* host, std::size_t bytes, CUstream stream) const;
   Status submit_each(CUstream stream) const;
   Status submit_together(CUstream stream);
   bool worth_one_call() const noexcept;

@@ -88,10 +88,12 @@ Status Transfer::copy(const std::vector<FilePart>& parts, const HostBlock& host)
     Status status =
         host.visit_spans(part.offset, part.range.bytes, [&](const HostSpan& span) -> Status {
           const CUdeviceptr at = part.range.address + (span.offset - part.offset);
-          const FilePart one{{at, span.bytes}, span.offset};
-          if (pinned(span)) return submit(one, host);
-          pageable.push_back(one);
-          return {};
+          if (!pinned(span)) {
+            pageable.push_back({{at, span.bytes}, span.offset});
+            return {};
+          }
+          copied_bytes_ += span.bytes;
+          return batch_.add(at, span.data, span.bytes, stream_);
         });
     if (!status.ok()) return status;
   }
@@ -112,20 +114,12 @@ Status Transfer::stage(const std::vector<FilePart>& parts, const HostBlock& host
   return {};
 }
 
+// One copy for each part that is contiguous on both sides.
 Status Transfer::copy_unpinned(const FilePart& part, const HostBlock& host) {
   CUdeviceptr at = part.range.address;
   return host.visit(part.offset, part.range.bytes, [&](std::byte* data, std::size_t bytes) {
     copied_bytes_ += bytes;
     return batch_.copy(std::exchange(at, at + bytes), data, bytes, stream_);
-  });
-}
-
-// One copy for each part that is contiguous on both sides.
-Status Transfer::submit(const FilePart& part, const HostBlock& host) {
-  CUdeviceptr at = part.range.address;
-  return host.visit(part.offset, part.range.bytes, [&](std::byte* data, std::size_t bytes) {
-    copied_bytes_ += bytes;
-    return batch_.add(std::exchange(at, at + bytes), data, bytes, stream_);
   });
 }
 

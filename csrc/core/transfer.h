@@ -71,7 +71,6 @@ class Transfer {
   Status move(const FileBlock& disk, std::vector<FilePart> parts);
   Status copy(const std::vector<FilePart>& parts, const HostBlock& host);
   Status stage(const std::vector<FilePart>& parts, const HostBlock& host);
-  Status submit(const FilePart& part, const HostBlock& host);
   Status copy_unpinned(const FilePart& part, const HostBlock& host);
   Status fetch(FilePart& part, MappedFile& pages, std::vector<FilePart>& others);
   Status wait_for_driver();

@@ -224,6 +224,14 @@ TEST(a_files_own_pages_stay_pinned_while_its_segment_lives) {
   scene.expect_clean_end();
 }
 
+TEST(the_pages_go_also_where_the_driver_keeps_the_segment) {
+  Scene scene(true);
+  scene.load();
+  rig::fail_call(scene.r, "cuMemUnmap");
+  scene.r.allocator->free(scene.loaded);
+  CHECK_EQ(scene.pinned(), scene.pinned_before);
+}
+
 TEST(pages_that_the_driver_does_not_pin_are_read_through_the_ring_or_refused) {
   for (const bool allow_pageable : {true, false}) {
     Scene scene(true);
