@@ -101,9 +101,11 @@ Status Exchange::bring_in(const WakeRequest& request, SleepResult& result) {
   while (mapped_.size() < arriving_.size()) {
     Segment& next = next_to_arrive();
     const bool last_chance = released_ == leaving_.size();
-    const std::size_t fresh = next.bytes_to_create(pool_);
-    if (fresh > 0 && (last_chance || (pool_.bytes() >= kHeld && !may_create(fresh))))
+    std::size_t fresh = next.bytes_to_create(pool_);
+    if (fresh > 0 && (last_chance || (pool_.bytes() >= kHeld && !may_create(fresh)))) {
       if (Status status = give_back(result); !status.ok()) return status;
+      fresh = next.bytes_to_create(pool_);  // what fitted in part is gone too
+    }
     if (fresh > 0 && !may_create(fresh)) break;
     Status status = map_and_restore(next, request.fill, in_, &pool_);
     if (status.ok()) status = wait_and_prove(next, in_, digester_);
