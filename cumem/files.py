@@ -62,7 +62,7 @@ def load_file(
             where it cannot, a sleep backs up everything, or under
             ``Options(clean_check="declared")`` what :func:`cumem.mark_dirty` named.
         pin_file: with ``"reload"``: read the file's own pages, and keep them pinned while
-            a tensor lives, so that a wake copies at the link's speed. The load itself is
+            a tensor lives, so that a wake copies straight from them. The load itself is
             slower. No copy of the file is made, and processes share its pages; but the
             system cannot use that memory for anything else (it does not count for
             ``Options.host_limit_bytes``). Where the driver refuses to pin them, and
