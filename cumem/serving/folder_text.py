@@ -62,6 +62,7 @@ class FolderText:
             dtype=where.dtype,
             device=where.device,
         )
+        _require_counts(cache.layers, self._transformers.__version__)
         self._cache = cache
         self._arguments = {_cache_name(module): cache, "use_cache": True, "logits_to_keep": 1}
         return [tensor for layer in cache.layers for tensor in (layer.keys, layer.values)]
@@ -107,6 +108,15 @@ class FolderText:
             return None
         auto = self._transformers.AutoTokenizer
         return auto.from_pretrained(self._folder, local_files_only=True)
+
+
+def _require_counts(layers: Sequence[Any], version: str) -> None:
+    """Raises DemoError where the cache counts its tokens on the host: a graph would not."""
+    if not all(isinstance(getattr(it, "cumulative_length", None), torch.Tensor) for it in layers):
+        raise DemoError(
+            f"transformers {version} counts the tokens of a static cache on the host; the "
+            "server needs 5.4 or newer"
+        )
 
 
 def _stops(text: Any) -> list[int]:

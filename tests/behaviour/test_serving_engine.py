@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -222,3 +223,13 @@ def test_a_model_that_keeps_more_than_keys_and_values_is_refused(tmp_path: Path)
     transformers.Lfm2ForCausalLM(config).save_pretrained(tmp_path)
     with pytest.raises(DemoError, match="needs a LinearAttentionLayer"):
         TextEngine(FolderText(tmp_path), 64)
+
+
+def test_a_cache_that_counts_on_the_host_is_refused_by_name() -> None:
+    from cumem.serving.folder_text import _require_counts
+
+    counted = SimpleNamespace(cumulative_length=torch.zeros(1))
+    _require_counts([counted], "5.4.0")
+    for older in (SimpleNamespace(), SimpleNamespace(cumulative_length=0)):
+        with pytest.raises(DemoError, match=r"transformers 4\.57.*needs 5\.4 or newer"):
+            _require_counts([counted, older], "4.57")
