@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 
 import cumem
+from cumem.compat.torch_memory_saver import torch_memory_saver
+from cumem.compat.vllm import CuMemAllocator
 from cumem.testing import emulated_driver
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
@@ -32,9 +34,13 @@ EVERY_BYTE, ONE_OF_A_HUNDRED = "sleep: weights, 100 % changed", "sleep: weights,
 
 @pytest.fixture(autouse=True)
 def machine() -> Iterator[None]:
+    retained = torch_memory_saver.retain_cpu_backup
     with emulated_driver(capacity_bytes=256 * MIB):
         yield
     cumem.configure(cumem.Options())
+    # Both are one for the process, and other tests look at them.
+    torch_memory_saver.retain_cpu_backup = retained
+    CuMemAllocator.instance = None
 
 
 def measured(name: str, scenario: str) -> tuple[dict[str, Any], int]:
