@@ -6,6 +6,7 @@ Every 4 bytes depend on their position and on the tensor.
 from __future__ import annotations
 
 import json
+import mmap
 import os
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -54,18 +55,24 @@ def same_as_written(tensors: Mapping[str, torch.Tensor]) -> bool:
     return words is not None
 
 
-def read_all(path: str) -> None:
-    """Reads a file once, with several threads and without keeping anything."""
+def read_all(path: str, *, direct: bool = False) -> None:
+    """Reads a file once, with several threads and without keeping anything.
+
+    Args:
+        path: the file.
+        direct: past the page cache; OSError where the file system has no such way.
+    """
     size = os.path.getsize(path)
-    descriptor = os.open(path, os.O_RDONLY)
-    buffers = [bytearray(_STEP) for _ in range(_THREADS)]
+    descriptor = os.open(path, os.O_RDONLY | (os.O_DIRECT if direct else 0))
+    buffers = [mmap.mmap(-1, _STEP) for _ in range(_THREADS)]  # direct: must begin at a page
 
     def read(first: int) -> None:
         for at in range(first * _STEP, size, _THREADS * _STEP):
-            done, wanted = 0, min(_STEP, size - at)
+            wanted = min(_STEP, size - at)
+            done = os.preadv(descriptor, [buffers[first]], at)
             while done < wanted:
-                step = [memoryview(buffers[first])[done:wanted]]
-                done += os.preadv(descriptor, step, at + done)
+                rest = memoryview(buffers[first])[done:]
+                done += os.preadv(descriptor, [rest], at + done)
 
     try:
         with ThreadPoolExecutor(_THREADS) as threads:

@@ -36,7 +36,7 @@ DRY_RUNS = {
     "bench_stream_wake.py": ["--gib", "0.01", "--tokens", "8", "--cycles", "1"],
     "bench_load.py": [
         *("--gib", "0.01", "--loads", "2", "--folder", "/tmp", "--rest", "0"),
-        *("--libraries", "cumem", "safetensors", "runai", "reads"),
+        *("--libraries", "cumem", "safetensors", "runai", "reads", "direct-reads"),
         *("--rings", "2,1,4", "2,8,4"),
     ],
     "profile_sleep.py": ["--gib", "0.01", "--rest", "0"],
@@ -113,6 +113,8 @@ def test_loads_are_measured_and_checked(dry_runs: dict[str, Any]) -> None:
     assert list(rows) == ["first", "again", *ways]
     assert list(record["results"]["safetensors"]["rows"]) == ["first", "again"]
     assert list(record["results"]["reads"]["rows"]) == ["first", "again"]
+    direct = record["results"]["direct-reads"]
+    assert list(direct.get("rows", ())) == ["first", "again"] or "Errno" in direct["unavailable"]
     assert record["state"] == "warm"
     assert "runai" in record["results"]
     assert "EMULATED" in printed

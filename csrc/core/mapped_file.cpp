@@ -19,6 +19,7 @@ Status MappedFile::make(HostStore& host, const File& file, std::unique_ptr<Mappe
 }
 
 MappedFile::~MappedFile() {
+  ahead_.reset();
   Status status;
   for (Pin& pin : pins_)
     if (Status one = pin.release(); !one.ok()) status = one;
@@ -26,13 +27,17 @@ MappedFile::~MappedFile() {
   if (status.ok() && data_ != nullptr) munmap(data_, bytes_);
 }
 
-Status MappedFile::pin(std::size_t piece) noexcept {
+Status MappedFile::pin(std::size_t piece) {
   Pin& pin = pins_[piece];
   if (pin.held()) return {};
+  if (!ahead_) ahead_ = std::make_unique<PageMapper>(data_, bytes_);
   const std::size_t start = piece * kPiece;
   const std::size_t bytes = std::min(kPiece, bytes_ - start);
   Status status = pin.take(driver_, data_ + start, bytes, CU_MEMHOSTREGISTER_READ_ONLY);
-  if (status.ok()) pinned_bytes_ += bytes;
+  if (status.ok())
+    pinned_bytes_ += bytes;
+  else
+    ahead_.reset();  // the rest is read another way
   claim_.set(pinned_bytes_ > 0 ? FilePages::State::pinned : FilePages::State::refused);
   return status;
 }

@@ -18,6 +18,7 @@
 #include "core/file.h"
 #include "core/file_pages.h"
 #include "core/host_store.h"
+#include "core/page_mapper.h"
 #include "core/pin.h"
 #include "core/status.h"
 
@@ -43,13 +44,14 @@ class MappedFile {
  private:
   static constexpr std::size_t kPiece = std::size_t{256} << 20;  // pinned in one call
   MappedFile(const Driver& driver, std::size_t bytes);
-  Status pin(std::size_t piece) noexcept;
+  Status pin(std::size_t piece);
 
   const Driver& driver_;
   FilePages::Claim claim_;
   std::byte* data_ = nullptr;
   const std::size_t bytes_;
-  std::vector<Pin> pins_;  // one a piece
+  std::unique_ptr<PageMapper> ahead_;  // from the first pin on
+  std::vector<Pin> pins_;              // one a piece
   std::atomic<std::size_t> pinned_bytes_{0};
 };
 

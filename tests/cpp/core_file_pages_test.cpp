@@ -1,9 +1,13 @@
 // Is host memory that the pages of files take not promised to somebody else?
 #include <fcntl.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <chrono>
 #include <cstdlib>
 #include <limits>
+#include <thread>
 #include <vector>
 
 #include "core/mapped_file.h"
@@ -17,8 +21,11 @@ using cumem::MappedFile;
 using cumem::Status;
 using rig::Rig;
 
-// A file on a disk, of zeros that take no room, held open and without a name.
-std::shared_ptr<cumem::File> sparse(std::size_t bytes) {
+constexpr std::size_t kPage = 4096;
+
+// A file on a disk, of zeros that take no room, held open and without a name. `writable` gets
+// a descriptor of it for the caller to close.
+std::shared_ptr<cumem::File> sparse(std::size_t bytes, int* writable = nullptr) {
   char name[] = "/tmp/cumem-test-XXXXXX";
   const int descriptor = mkostemp(name, O_CLOEXEC);
   REQUIRE(descriptor >= 0);
@@ -26,7 +33,10 @@ std::shared_ptr<cumem::File> sparse(std::size_t bytes) {
   REQUIRE(ftruncate(descriptor, static_cast<off_t>(bytes)) == 0);
   std::shared_ptr<cumem::File> file;
   REQUIRE(cumem::File::adopt(descriptor, "model", 0, file).ok());
-  close(descriptor);
+  if (writable != nullptr)
+    *writable = descriptor;
+  else
+    close(descriptor);
   if (file->in_memory()) SKIP("/tmp is in memory");
   return file;
 }
@@ -70,6 +80,44 @@ TEST(backups_find_no_room_where_a_file_has_its_pages) {
   const Status status = scene.host.reserve(std::numeric_limits<std::size_t>::max() / 4, *device);
   CHECK(status.fault == Fault::host_memory);
   CHECK(status.free_bytes < free_bytes * 3 / 4);
+}
+
+// How many of the pages of [data, data + bytes) are in memory?
+std::size_t pages_there(std::byte* data, std::size_t bytes) {
+  std::vector<unsigned char> there(bytes / kPage);
+  REQUIRE(mincore(data, bytes, there.data()) == 0);
+  return static_cast<std::size_t>(
+      std::count_if(there.begin(), there.end(), [](unsigned char one) { return (one & 1) != 0; }));
+}
+
+TEST(pages_are_there_ahead_of_the_pins_that_need_them) {
+  Scene scene;
+  constexpr std::size_t most = 64 * kMiB;
+  const auto file = sparse(most);
+  std::byte* data = nullptr;
+  REQUIRE(file->map(data).ok());
+  if (madvise(data, kPage, 22) != 0) SKIP("this system maps no pages ahead");
+  std::unique_ptr<MappedFile> mapped;
+  REQUIRE(scene.map(*file, mapped).ok());
+  CHECK(pages_there(data, most) < most / kPage / 2);
+  REQUIRE(mapped->visit(0, 1, [](std::byte*, std::size_t) { return Status{}; }).ok());
+  for (int waited = 0; pages_there(data, most) < most / kPage && waited < 1000; ++waited)
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  CHECK_EQ(pages_there(data, most), most / kPage);
+  munmap(data, most);
+}
+
+TEST(a_file_that_is_cut_short_ends_no_process_while_its_pages_are_mapped) {
+  Scene scene;
+  int writable = -1;
+  const auto file = sparse(64 * kMiB, &writable);
+  std::unique_ptr<MappedFile> mapped;
+  REQUIRE(scene.map(*file, mapped).ok());
+  REQUIRE(ftruncate(writable, kPage) == 0);
+  close(writable);
+  (void)mapped->visit(0, 1, [](std::byte*, std::size_t) { return Status{}; });
+  mapped.reset();  // waits for the threads that were told where the file ends
+  scene.r.expect_empty();
 }
 
 TEST(pages_that_the_driver_does_not_pin_stay_the_systems) {

@@ -1,0 +1,42 @@
+#include "core/page_mapper.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <system_error>
+
+namespace cumem {
+namespace {
+
+constexpr std::size_t kThreads = 4;
+constexpr std::size_t kBlock = std::size_t{4} << 20;
+constexpr int kPopulateRead = 22;  // MADV_POPULATE_READ of Linux 5.14; headers may be older
+
+}  // namespace
+
+// None begins before all are there: the system makes no thread while others map pages.
+PageMapper::PageMapper(std::byte* data, std::size_t bytes) : data_(data), bytes_(bytes) {
+  threads_.reserve(kThreads);
+  std::lock_guard<std::mutex> start(start_);
+  try {
+    for (std::size_t i = 0; i < kThreads; ++i) threads_.emplace_back([this] { work(); });
+  } catch (const std::system_error&) {
+    // The system has no more threads for us: fewer do it, or pinning does.
+  }
+}
+
+PageMapper::~PageMapper() {
+  next_ = bytes_;
+  for (std::thread& thread : threads_) thread.join();
+}
+
+// Advice, so a refusal is the end of it: an older kernel, or a file that was cut short.
+void PageMapper::work() noexcept {
+  {
+    std::lock_guard<std::mutex> start(start_);
+  }
+  for (std::size_t at = next_.fetch_add(kBlock); at < bytes_; at = next_.fetch_add(kBlock))
+    if (madvise(data_ + at, std::min(kBlock, bytes_ - at), kPopulateRead) != 0) return;
+}
+
+}  // namespace cumem
