@@ -101,7 +101,9 @@ class FolderText:
     def decode(self, tokens: Sequence[int]) -> str:
         if self._tokenizer is None:
             return texts.decode_bytes(tokens)
-        return str(self._tokenizer.decode(tokens, skip_special_tokens=True))
+        # Unclean: a clean-up drops spaces that a client has been told already.
+        unclean = {"clean_up_tokenization_spaces": False}
+        return str(self._tokenizer.decode(tokens, skip_special_tokens=True, **unclean))
 
     def _load_tokenizer(self) -> Any:
         if not (self._folder / "tokenizer_config.json").exists():

@@ -89,6 +89,26 @@ def test_a_client_gets_a_text_whole_or_in_pieces(engine: TextEngine) -> None:
     over_http(engine, test)
 
 
+def test_a_stream_decodes_a_few_tokens_for_each_of_its_own(
+    engine: TextEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decode, decoded = engine.model.decode, list[int]()
+
+    def counted(tokens: Sequence[int]) -> str:
+        decoded.append(len(tokens))
+        return decode(tokens)
+
+    async def test(server: Server) -> None:
+        assert len(lines(await server.generate(max_tokens=38, stream=True))) > 1
+        assert 38 <= sum(decoded) <= 38 * 8  # all anew for each: 38 * 19
+        decoded.clear()
+        assert (await server.generate(max_tokens=38)).status_code == 200
+        assert decoded == [38]
+
+    monkeypatch.setattr(engine.model, "decode", counted)
+    over_http(engine, test)
+
+
 def test_the_server_makes_every_token_in_one_thread(
     engine: TextEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
