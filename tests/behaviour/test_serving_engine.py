@@ -157,6 +157,18 @@ def test_a_captured_step_gives_what_the_step_itself_gives(engine: TextEngine) ->
     assert list(engine.generate(encode_bytes(WORDS), 16)) == captured
 
 
+def test_no_graph_is_made_where_none_is_wanted(
+    driver: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    captured: list[bool] = []
+    monkeypatch.setattr("cumem.serving.engine._can_capture", lambda *_: True)
+    monkeypatch.setattr(TextEngine, "_capture", lambda _self: captured.append(True))
+    TextEngine(OwnText(SMALL), 64, graph=False)
+    assert not captured
+    TextEngine(OwnText(SMALL), 64)
+    assert captured
+
+
 # A Hugging Face folder
 
 
