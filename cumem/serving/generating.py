@@ -45,24 +45,34 @@ class Generate:
         answer = _Answer(self._controller, scope, receive, send)
         try:
             wanted = _Wanted(self._engine, await json_body(request, _NAMES))
-            async with (
-                self._controller.request() as admitted,
-                self._turn,
-                aclosing(self._tokens(admitted, request, wanted)) as tokens,
-            ):
-                await answer.run(wanted, tokens, self._engine.model.decode)
         except ClientDisconnect:
             return
-        except (CumemError, ValueError) as error:
+        except ValueError as error:
             await answer.refuse(error)
+            return
+        try:
+            await self._serve(answer, request, wanted)
+        except CumemError as error:
+            await answer.refuse(error)
+        except Exception as error:  # told like any other, and with its traceback to the log
+            await answer.refuse(error, status=500)
+            raise
+
+    async def _serve(self, answer: _Answer, request: HttpRequest, wanted: _Wanted) -> None:
+        async with (
+            self._controller.request() as admitted,
+            self._turn,
+            aclosing(self._tokens(admitted, request, wanted)) as tokens,
+        ):
+            await answer.run(wanted, tokens, self._engine.model.decode)
 
     async def _tokens(
         self, admitted: Request, request: HttpRequest, wanted: _Wanted
     ) -> AsyncGenerator[int, None]:
         """The tokens of the text, until it ends or nobody listens any more."""
         tokens = self._engine.generate(wanted.tokens, wanted.most)
-        while (token := await admitted.run(next, tokens, None)) is not None:
-            if await request.is_disconnected():
+        while not await request.is_disconnected():
+            if (token := await admitted.run(next, tokens, None)) is None:
                 return
             yield token
 
@@ -115,13 +125,13 @@ class _Answer:
             await self._line({"text": rest})
         await self._line({"done": True}, last=True)
 
-    async def refuse(self, error: Exception) -> None:
-        """As a status; in the last line where the status has been sent already."""
+    async def refuse(self, error: Exception, *, status: int | None = None) -> None:
+        """As a status, None: the one of the error; in the last line where one has been sent."""
         if self._streaming:
             kind = type(error).__name__
             await self._line({"done": False, "error": str(error), "kind": kind}, last=True)
         else:
-            await self._whole(answers.refused(self._controller, error))
+            await self._whole(answers.refused(self._controller, error, status))
 
     async def _whole(self, response: JSONResponse) -> None:
         await response(self._scope, self._receive, self._send)
