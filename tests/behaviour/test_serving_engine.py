@@ -237,6 +237,24 @@ def test_a_model_that_keeps_more_than_keys_and_values_is_refused(tmp_path: Path)
         TextEngine(FolderText(tmp_path), 64)
 
 
+def test_a_text_ends_with_what_the_folder_says_of_generation(tmp_path: Path) -> None:
+    from cumem.serving.folder_text import _told_stops
+
+    assert _told_stops(tmp_path) == []
+    file = tmp_path / "generation_config.json"
+    for text, stops in (
+        ("{}", []),
+        ('{"eos_token_id": 7}', [7]),
+        ('{"eos_token_id": [7, 9]}', [7, 9]),
+    ):
+        file.write_text(text)
+        assert _told_stops(tmp_path) == stops
+    for text in ("[]", "{"):
+        file.write_text(text)
+        with pytest.raises(DemoError, match=r"generation_config\.json is not a JSON object"):
+            _told_stops(tmp_path)
+
+
 def test_a_cache_that_counts_on_the_host_is_refused_by_name() -> None:
     from cumem.serving.folder_text import _require_counts
 
