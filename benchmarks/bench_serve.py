@@ -47,7 +47,8 @@ FIRST_SLEEP, FIRST_WAKE = "sleep: first of its process", "wake:  first of its pr
 SLEEP, WAKE = "sleep: later, weights unchanged", "wake:  later"
 RATE_AWAKE, RATE_WOKEN = "tokens/s: awake", "tokens/s: after a wake"
 SECONDS = (FIRST_START, START, AWAKE, WOKEN, ASLEEP, FIRST_SLEEP, FIRST_WAKE, SLEEP, WAKE)
-RATES = (RATE_AWAKE, RATE_WOKEN)
+RATE_CALLED = "tokens/s: awake, no captured step"
+RATES = (RATE_AWAKE, RATE_WOKEN, RATE_CALLED)
 
 
 def share_in_common(text: str, expected: str) -> float:
@@ -77,6 +78,8 @@ class Bench:
                 expected = self._first(server, FIRST_START if turn == 0 else START)
                 if turn == starts - 1:
                     self._later(server, expected)
+        say("a server without a captured step")
+        self._called([*self._words, "--no-graph"])
 
     def _first(self, server: Server, row: str) -> str:
         """Its first answer, sleep and wake; returns the text."""
@@ -105,6 +108,17 @@ class Bench:
         for _ in range(self._asked.cycles):
             self._sleep(server, SLEEP)
             self._book(ASLEEP, self._text(server, expected).first_seconds)
+
+    def _called(self, words: Sequence[str]) -> None:
+        """The rate of a server that calls its decode step."""
+        with Server(*words) as server:
+            if server.pools().get(_GRAPH):
+                raise SystemExit("a server that was started with --no-graph has captured a graph")
+            expected = server.generate(PROMPT, self._asked.tokens).text
+            for turn in range(_WARM_TEXTS + self._asked.cycles):
+                answer = self._text(server, expected)
+                if turn >= _WARM_TEXTS:
+                    self._book(RATE_CALLED, self._rate(answer))
 
     def _text(self, server: Server, expected: str) -> Text:
         answer = server.generate(PROMPT, self._asked.tokens)
@@ -147,7 +161,7 @@ class Bench:
 
     def _note(self, server: Server) -> None:
         """What the server says of its pools; a captured decode step has one of its own."""
-        pools = {tag["tag"]: tag["segment_bytes"] for tag in server.get("/memory")["tags"]}
+        pools = server.pools()
         self.facts = {"pool_bytes": pools, "cuda_graph": pools.get(_GRAPH, 0) > 0}
 
 
@@ -178,9 +192,8 @@ def shown(rows: Sequence[dict[str, Any]], bench: Bench, blind: str) -> str:
     rates = [_line(row, lambda rate: f"{rate:.1f}") for row in rows if row["unit"] != "s"]
     ends = ("n", "median", "min", "max")
     graph = bench.facts["pool_bytes"].get(_GRAPH, 0)
-    how = (
-        f"replays a CUDA graph, whose pool has {amount(graph)}" if graph else "is called: no graph"
-    )
+    replayed = f"replays a CUDA graph, whose pool has {amount(graph)}"
+    how = replayed if graph else "is called: no graph"
     lines = [
         text_table(("row, in ms", *ends), times),
         "",
@@ -258,11 +271,11 @@ def _shape(asked: argparse.Namespace) -> Shape:
 
 
 def _heading(asked: argparse.Namespace, bench: Bench, device: torch.device) -> str:
-    lines = [
+    line = (
         f"Texts of {asked.tokens} tokens after a prompt of {len(PROMPT)}, one at a time; "
         f"{amount(bench.sleeps[0]['offloaded_bytes'])} come back at each wake"
-    ]
-    return "\n".join(lines if device.type == "cuda" else [*lines, EMULATED])
+    )
+    return line if device.type == "cuda" else f"{line}\n{EMULATED}"
 
 
 def _parser() -> argparse.ArgumentParser:

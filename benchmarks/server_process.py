@@ -123,6 +123,10 @@ class Server:
     def get(self, path: str) -> dict[str, Any]:
         return dict(json.loads(self._whole("GET", path)))
 
+    def pools(self) -> dict[str, int]:
+        """Bytes of the segments of each pool, by its tag."""
+        return {tag["tag"]: tag["segment_bytes"] for tag in self.get("/memory")["tags"]}
+
     def _whole(self, method: str, path: str) -> bytes:
         with closing(self._connect()) as connection:
             return self._send(connection, method, path).read()

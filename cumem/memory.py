@@ -24,6 +24,11 @@ def trim(tag: str | None = None) -> int:
     Live tensors keep their segments. Where a scope or capture is open on a device,
     its pools follow when it ends.
 
+    Torch's own free memory goes back as well, as by ``torch.cuda.empty_cache()``. Where
+    anything does, this waits for all work on its device, on every stream, copies of other
+    tags among it: unmapping does not wait by itself, and torch does not say which streams
+    or captured graphs still use a block that was freed.
+
     Args:
         tag: only this tag; None: all.
 

@@ -11,15 +11,15 @@ import threading
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
-from weakref import WeakKeyDictionary
 
 import torch
-from torch.utils.hooks import RemovableHandle
 
 from cumem import _C, _operation, _runtime, _transition
 from cumem._arguments import described, fill_value, known_tags
+from cumem._first_calls import forget_paid, own_tensors, wait_at_first_call
 from cumem._runtime import Runtime
 from cumem.errors import translated
+from cumem.inspection import is_mapped
 from cumem.reports import WakeReport
 
 _LEFT = "What is awake stays so, the rest is asleep with its backup; call wake_up again."
@@ -39,11 +39,11 @@ class WakeHandle:
         self._started = started  # by time.perf_counter()
         self._stack = ExitStack()
         self._progress = _C.WakeProgress()
-        self._tags = {info.address: info.tag for info in job.segments}
         for info in job.segments:
             self._progress.expect(info.address, info.bytes)
         self._report = WakeReport()
         self._error: BaseException | None = None
+        self._failed = False  # also when the error was raised
         # Not a daemon: the process must not end while the driver copies for it.
         self._thread = threading.Thread(target=self._run, name="cumem-wake")
 
@@ -68,6 +68,7 @@ class WakeHandle:
                 rest stays asleep with its backup. Raised by the first call only.
         """
         self._thread.join()
+        forget_paid()
         error, self._error = self._error, None
         if error is not None:
             raise error
@@ -96,6 +97,10 @@ class WakeHandle:
             if info.tag == tag:
                 self._hold(info.address, torch.device(kind, info.device))
 
+    def _owes(self, tensor: torch.Tensor) -> bool:
+        """May the tensor's memory be asleep because this wake has not brought it, or not yet?"""
+        return not self.done() or (self._failed and not is_mapped(tensor))
+
     def _hold(self, address: int, device: torch.device) -> None:
         allocator = self._runtime.allocator
         if allocator.is_awake(address, 1):  # also when a later wake has brought it
@@ -114,7 +119,7 @@ class WakeHandle:
                 done = _transition.wake(self._runtime, self._job, self._progress)
                 self._report = done.report(time.perf_counter() - self._started)
             except BaseException as error:  # noqa: BLE001 - raised by who waits
-                self._error = error
+                self._error, self._failed = error, True
             finally:
                 self._progress.give_up()  # does nothing where the core has ended it
 
@@ -124,11 +129,17 @@ _pending_lock = threading.Lock()
 
 
 def join_pending() -> None:
-    """Waits for a wake under way; raises its failure if nobody has seen it."""
+    """Waits for a wake under way; raises its failure if nobody has seen it.
+
+    Then no module waits for what is there, whether it was called or not.
+    """
     global _pending
     with _pending_lock:
         handle = _pending
-    if handle is None or threading.current_thread() is handle._thread:
+    if handle is None:
+        forget_paid()  # of a wake that failed, what others have brought
+        return
+    if threading.current_thread() is handle._thread:
         return
     try:
         handle.wait()
@@ -164,10 +175,13 @@ def stream_wake(
 
     Every submodule waits, on the stream that it runs on, for its own parameters and
     buffers: layer 0 computes while layer 1 is on its way. The hooks that do so remove
-    themselves at the first call. Layers of ``torch.nn`` that read the weights of what is
-    inside them (attention, a transformer's layers) wait for all of it; a module of
-    yours that does so must call :meth:`WakeHandle.wait_for` itself. A guarded module
-    (:func:`cumem.guard`) raises instead of waiting: take its guard away first.
+    themselves at the first call; those of submodules that nobody calls go with
+    :meth:`WakeHandle.wait`, or at the next sleep or wake. After a wake that failed they
+    stay as long as the module's memory sleeps. Layers of ``torch.nn`` that read the
+    weights of what is inside them (attention, a transformer's layers) wait for all of
+    it; a module of yours that does so must call :meth:`WakeHandle.wait_for` itself. A
+    guarded module (:func:`cumem.guard`) raises instead of waiting: take its guard away
+    first.
 
     Args:
         module: what will be called next; the order is that of registration.
@@ -182,46 +196,8 @@ def stream_wake(
     listed = tags if tags is None or isinstance(tags, str) else list(tags)
     chosen, value = known_tags(listed), fill_value(fill)
     join_pending()
-    order = [tensor for part in module.modules() for tensor in _own(part)]
+    order = [tensor for part in module.modules() for tensor in own_tensors(part)]
     handle = start(described("stream_wake", listed), chosen, value, order)
     for submodule in module.modules():
-        _wait_at_first_call(submodule, handle)
+        wait_at_first_call(submodule, handle.wait_for, handle._owes)
     return handle
-
-
-def _own(module: torch.nn.Module, *, inside: bool = False) -> list[torch.Tensor]:
-    return [*module.parameters(recurse=inside), *module.buffers(recurse=inside)]
-
-
-_waiting: WeakKeyDictionary[torch.nn.Module, RemovableHandle] = WeakKeyDictionary()
-
-_CONTAINERS = (torch.nn.Sequential, torch.nn.ModuleList, torch.nn.ModuleDict)
-
-
-def _reads_inside(module: torch.nn.Module) -> bool:
-    """May its forward use weights of its submodules without calling them?"""
-    is_torchs = type(module).__module__.startswith("torch.nn.")
-    return is_torchs and not isinstance(module, _CONTAINERS)
-
-
-def _wait_at_first_call(module: torch.nn.Module, handle: WakeHandle) -> None:
-    if not _own(module, inside=_reads_inside(module)):
-        return
-    _forget_earlier(module)
-    installed: list[RemovableHandle] = []
-
-    # It asks the module that is called, which may be a copy of this one.
-    def hook(called: torch.nn.Module, _inputs: object) -> None:
-        for tensor in _own(called, inside=_reads_inside(called)):
-            handle.wait_for(tensor)
-        called._forward_pre_hooks.pop(installed[0].id, None)
-
-    installed.append(module.register_forward_pre_hook(hook))
-    _waiting[module] = installed[0]
-
-
-def _forget_earlier(module: torch.nn.Module) -> None:
-    """Takes back the hook of an earlier wake, where the module was not called since."""
-    earlier = _waiting.pop(module, None)
-    if earlier is not None:
-        earlier.remove()

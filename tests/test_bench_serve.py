@@ -79,8 +79,11 @@ class FakeServer:
         tags = {"tags": ["kv_cache", "weights"], "undefined": ["kv_cache"]}
         return 0.125, {"is_sleeping": path == "/sleep", "report": {**report, **tags}}
 
-    def get(self, path: str) -> dict[str, Any]:
-        return {"tags": [{"tag": "cuda_graph", "segment_bytes": 1 << 21}]}
+    captures_always = False
+
+    def pools(self) -> dict[str, int]:
+        captured = self.captures_always or "--no-graph" not in self.words
+        return {"cuda_graph": 1 << 21} if captured else {}
 
 
 @pytest.fixture
@@ -109,14 +112,27 @@ def test_what_is_first_in_a_process_is_measured_in_each(
         bench.WAKE: (4, 0.125),
         bench.RATE_AWAKE: (4, 200.0),
         bench.RATE_WOKEN: (4, 200.0),
+        bench.RATE_CALLED: (4, 200.0),
     }
     assert record["cuda_graph"] is True
     assert "replays a CUDA graph, whose pool has 2.0 MiB" in capsys.readouterr().out
     assert all(server.ended for server in fake.made)
     assert all("--auto-wake" in server.words for server in fake.made)
     # Asleep it is asked for a text without a wake before it.
-    assert fake.made[-1].calls[-2:] == ["sleep", "generate"]
-    assert fake.made[0].calls == ["generate"] * 3 + ["sleep", "wake_up", "generate"]
+    *captured, called = fake.made
+    assert captured[-1].calls[-2:] == ["sleep", "generate"]
+    assert captured[0].calls == ["generate"] * 3 + ["sleep", "wake_up", "generate"]
+    assert [server for server in fake.made if "--no-graph" in server.words] == [called]
+    assert called.calls == ["generate"] * 7
+
+
+def test_a_server_that_captures_all_the_same_is_an_error(
+    fake: type[FakeServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(FakeServer, "captures_always", True)
+    with pytest.raises(SystemExit, match="has captured a graph"):
+        run("--starts", "1", "--cycles", "1")
+    assert [server.ended for server in fake.made] == [True, True]
 
 
 def test_another_text_after_a_sleep_is_an_error(

@@ -154,6 +154,22 @@ def test_names_of_this_server_can_be_added() -> None:
     assert asyncio.run(answers()) == [200, 200, 200, 403, 403]
 
 
+@pytest.mark.parametrize(("words", "graph"), [([], True), (["--no-graph"], False)])
+def test_whether_a_graph_is_captured_can_be_said(
+    words: list[str],
+    graph: bool,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def engine(_model: object, _context: int, *, graph: bool) -> None:
+        raise ValueError(f"made with graph={graph}")
+
+    monkeypatch.setenv("CUMEM_DRIVER", "emulated")
+    monkeypatch.setattr("cumem.serving.engine.TextEngine", engine)
+    assert main(["serve", "--port", "0", *words]) == 1
+    assert f"made with graph={graph}" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

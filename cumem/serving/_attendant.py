@@ -16,7 +16,7 @@ from cumem._text import traced
 from cumem.errors import DeviceOutOfMemoryError
 from cumem.serving._moves import Mover, Recipe, measure
 from cumem.serving._schedule import ModelState, Resident, Room, Schedule, Step, Waiter
-from cumem.serving.requests import contained
+from cumem.serving.requests import in_thread
 
 _T = TypeVar("_T")
 
@@ -94,8 +94,10 @@ class Attendant:
         del self._schedule.models[name], self.recipes[name]
         self._schedule.hints = [hint for hint in self._schedule.hints if hint is not resident]
         self._built.pop(name, None)
-        await self._in_thread(lambda: self._mover.give_up(name))
-        self.dispatch()
+        try:
+            await self._in_thread(lambda: self._mover.give_up(name))
+        finally:  # also where the caller left: there is room for others
+            self.dispatch()
 
     def refuse_all(self, error: Exception) -> None:
         """Ends all waiting with an error."""
@@ -178,4 +180,4 @@ class Attendant:
             answer.set_result(self._built[waiter.model.name])
 
     async def _in_thread(self, work: Callable[[], _T]) -> _T:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, contained(work))
+        return await in_thread(self._thread, work)

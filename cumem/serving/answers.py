@@ -57,9 +57,11 @@ def sleeping(controller: SleepController) -> dict[str, Any]:
     return {"is_sleeping": bool(tags), "tags": tags, "state": controller.state.value}
 
 
-def refused(controller: SleepController, error: Exception) -> JSONResponse:
+def refused(
+    controller: SleepController, error: Exception, status: int | None = None
+) -> JSONResponse:
     """An error as an answer; asleep means: try again after about as long as a wake takes."""
-    status = status_of(error)
+    status = status_of(error) if status is None else status
     body = {"error": str(error), "kind": type(error).__name__, **sleeping(controller)}
     headers = {}
     if status == 503:

@@ -33,6 +33,7 @@ class Registration:
     def remove(self) -> None:
         if self._callback in self._callbacks:
             self._callbacks.remove(self._callback)
+        self._callbacks = []  # the same callback may be registered another time
 
 
 def register(callbacks: list[Any], callback: Any) -> Registration:

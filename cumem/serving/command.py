@@ -60,6 +60,9 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--idle-seconds", metavar="S", type=float, help="sleep after so long without a request"
     )
+    parser.add_argument(
+        "--no-graph", action="store_true", help="call each decode step; on a GPU it is captured"
+    )
 
 
 def run(chosen: argparse.Namespace, say: Say) -> int:
@@ -82,7 +85,7 @@ def run(chosen: argparse.Namespace, say: Say) -> int:
         chosen.host, chosen.port, _token(chosen.token_file), tuple(chosen.allow_host)
     )
     with listening.open() as opened:
-        engine = TextEngine(_model(chosen.model), chosen.context)
+        engine = TextEngine(_model(chosen.model), chosen.context, graph=not chosen.no_graph)
         _introduce(engine, say)
         server.serve(engine, options, listening, opened, say)
     return 0

@@ -155,6 +155,7 @@ class SleepController(ClosedAtExit):
             level, tags, offload_tags: as for :func:`cumem.sleep`, of the engine's tags.
             mode: ``"wait"`` lets requests in flight end, ``"abort"`` cancels them.
             timeout: most seconds to wait for them; None: as ``options.drain_seconds`` says.
+                A call that shares the sleep of an earlier one waits as long as that one.
 
         Raises:
             ValueError, TypeError: wrong arguments. Nothing was changed.

@@ -1,8 +1,8 @@
 """How is a text made, token by token, with all its memory in pools?
 
 Weights, KV cache and what a captured graph keeps sleep and wake as tags of their own. On
-a GPU a decode step is one replay of a graph; under the emulator, and for a model that asks the
-host, it is the same step, called.
+a GPU a decode step is one replay of a graph; under the emulator, for a model that asks the host,
+and where no graph is wanted, it is the same step, called.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ class TextEngine:
     Args:
         model: what to run.
         most_tokens: the longest text, prompt included: the size of the KV cache.
+        graph: capture the decode step where that can be done.
     """
 
-    def __init__(self, model: TextModel, most_tokens: int) -> None:
+    def __init__(self, model: TextModel, most_tokens: int, *, graph: bool = True) -> None:
         self.model, self.most_tokens = model, most_tokens
         device = self._device = cumem.default_device()
         with cumem.use_memory_pool(WEIGHTS):
@@ -40,8 +41,7 @@ class TextEngine:
             self._position = torch.zeros(1, dtype=torch.long, device=device)
         self._epoch = -1
         self._clear_if_lost()
-        captured = device.type == "cuda" and not model.asks_the_host
-        self._graph = self._capture() if captured else None
+        self._graph = self._capture() if graph and _can_capture(model, device) else None
 
     def outside(self) -> list[str]:
         """Names of parameters and buffers that do not sleep."""
@@ -119,3 +119,7 @@ class TextEngine:
             with torch.cuda.graph(graph, pool=handle, stream=stream):
                 self._advance()
         return graph
+
+
+def _can_capture(model: TextModel, device: torch.device) -> bool:
+    return device.type == "cuda" and not model.asks_the_host

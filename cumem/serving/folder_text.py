@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from cumem._demo_subject import DemoError
 from cumem.loading import Loaded
 from cumem.serving import texts
 
+_TOKENIZER = ("tokenizer_config.json", "tokenizer.json", "tokenizer.model")  # any of them
 _BY_LENGTH = {"dynamic", "longrope"}  # frequencies that transformers chooses at each step
 
 
@@ -33,7 +35,7 @@ class FolderText:
         self._tokenizer = self._load_tokenizer()
         config = self._transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
         text = config.get_text_config(decoder=True)
-        self.stop_tokens = frozenset(_stops(text))
+        self.stop_tokens = frozenset({*_stops(text.eos_token_id), *_told_stops(folder)})
         self.asks_the_host = bool(_rotary_kinds(text) & _BY_LENGTH)
         self._cache: Any = None
         self._arguments: dict[str, Any] = {}
@@ -101,10 +103,12 @@ class FolderText:
     def decode(self, tokens: Sequence[int]) -> str:
         if self._tokenizer is None:
             return texts.decode_bytes(tokens)
-        return str(self._tokenizer.decode(tokens, skip_special_tokens=True))
+        # Unclean: a clean-up drops spaces that a client has been told already.
+        unclean = {"clean_up_tokenization_spaces": False}
+        return str(self._tokenizer.decode(tokens, skip_special_tokens=True, **unclean))
 
     def _load_tokenizer(self) -> Any:
-        if not (self._folder / "tokenizer_config.json").exists():
+        if not any((self._folder / name).exists() for name in _TOKENIZER):
             return None
         auto = self._transformers.AutoTokenizer
         return auto.from_pretrained(self._folder, local_files_only=True)
@@ -119,8 +123,18 @@ def _require_counts(layers: Sequence[Any], version: str) -> None:
         )
 
 
-def _stops(text: Any) -> list[int]:
-    stops = text.eos_token_id
+def _told_stops(folder: Path) -> list[int]:
+    """What ends a turn of a chat model is often told here, and not in its configuration."""
+    file = folder / "generation_config.json"
+    if not file.exists():
+        return []
+    try:
+        return _stops(json.loads(file.read_text(encoding="utf-8")).get("eos_token_id"))
+    except (ValueError, AttributeError) as error:
+        raise DemoError(f"{file} is not a JSON object: {error}") from error
+
+
+def _stops(stops: Any) -> list[int]:
     if stops is None:
         return []
     return list(stops) if isinstance(stops, (list, tuple)) else [stops]

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import aclosing
 from typing import Any
 
 from starlette.requests import ClientDisconnect
@@ -22,11 +23,14 @@ from cumem.errors import CumemError
 from cumem.serving import answers
 from cumem.serving.controller import SleepController
 from cumem.serving.engine import TextEngine
+from cumem.serving.growing_text import GrowingText
 from cumem.serving.requesting import BadRequestError, json_body
 from cumem.serving.requests import Request
 
 _TOKENS = 64  # when the client does not say
 _NAMES = ("prompt", "max_tokens", "stream")
+
+Decode = Callable[[Sequence[int]], str]
 
 
 class Generate:
@@ -41,29 +45,36 @@ class Generate:
         answer = _Answer(self._controller, scope, receive, send)
         try:
             wanted = _Wanted(self._engine, await json_body(request, _NAMES))
-            async with self._controller.request() as admitted, self._turn:
-                await answer.run(wanted, self._pieces(admitted, request, wanted))
         except ClientDisconnect:
             return
-        except (CumemError, ValueError) as error:
+        except ValueError as error:
             await answer.refuse(error)
+            return
+        try:
+            await self._serve(answer, request, wanted)
+        except CumemError as error:
+            await answer.refuse(error)
+        except Exception as error:  # told like any other, and with its traceback to the log
+            await answer.refuse(error, status=500)
+            raise
 
-    async def _pieces(
+    async def _serve(self, answer: _Answer, request: HttpRequest, wanted: _Wanted) -> None:
+        async with (
+            self._controller.request() as admitted,
+            self._turn,
+            aclosing(self._tokens(admitted, request, wanted)) as tokens,
+        ):
+            await answer.run(wanted, tokens, self._engine.model.decode)
+
+    async def _tokens(
         self, admitted: Request, request: HttpRequest, wanted: _Wanted
-    ) -> AsyncIterator[str]:
-        """Pieces of text, each once it is whole: a letter may be several tokens."""
-        engine, made, told = self._engine, list[int](), ""
-        tokens = engine.generate(wanted.tokens, wanted.most)
-        while (token := await admitted.run(next, tokens, None)) is not None:
-            if await request.is_disconnected():
+    ) -> AsyncGenerator[int, None]:
+        """The tokens of the text, until it ends or nobody listens any more."""
+        tokens = self._engine.generate(wanted.tokens, wanted.most)
+        while not await request.is_disconnected():
+            if (token := await admitted.run(next, tokens, None)) is None:
                 return
-            made.append(token)
-            text = engine.model.decode(made)
-            if not text.endswith("\ufffd") and len(text) > len(told):
-                yield text[len(told) :]
-                told = text
-        if rest := engine.model.decode(made)[len(told) :]:
-            yield rest
+            yield token
 
 
 class _Wanted:
@@ -99,22 +110,28 @@ class _Answer:
         self._scope, self._receive, self._send = scope, receive, send
         self._streaming = False
 
-    async def run(self, wanted: _Wanted, pieces: AsyncIterator[str]) -> None:
-        if not wanted.stream:
-            text = "".join([piece async for piece in pieces])
+    async def run(self, wanted: _Wanted, tokens: AsyncIterator[int], decode: Decode) -> None:
+        if wanted.stream:
+            await self._stream(tokens, GrowingText(decode))
+        else:
+            text = decode([token async for token in tokens])
             await self._whole(JSONResponse({"text": text}))
-            return
-        async for piece in pieces:
-            await self._line({"text": piece})
+
+    async def _stream(self, tokens: AsyncIterator[int], text: GrowingText) -> None:
+        async for token in tokens:
+            if piece := text.add(token):
+                await self._line({"text": piece})
+        if rest := text.rest():
+            await self._line({"text": rest})
         await self._line({"done": True}, last=True)
 
-    async def refuse(self, error: Exception) -> None:
-        """As a status; in the last line where the status has been sent already."""
+    async def refuse(self, error: Exception, *, status: int | None = None) -> None:
+        """As a status, None: the one of the error; in the last line where one has been sent."""
         if self._streaming:
             kind = type(error).__name__
             await self._line({"done": False, "error": str(error), "kind": kind}, last=True)
         else:
-            await self._whole(answers.refused(self._controller, error))
+            await self._whole(answers.refused(self._controller, error, status))
 
     async def _whole(self, response: JSONResponse) -> None:
         await response(self._scope, self._receive, self._send)

@@ -135,9 +135,10 @@ class Lifecycle:
         change = self.change
         if change is None or (change.kind, change.key) == (kind, key):
             return change
+        other = " with other arguments" if change.kind is kind else ""
         raise BusyError(
-            f"{kind.value}: a {change.kind.value} with other arguments is under way. Nothing was "
-            "changed; call again when it is over."
+            f"{kind.value}: a {change.kind.value}{other} is under way. Nothing was changed; call "
+            "again when it is over."
         )
 
     def begin_sleep(

@@ -70,7 +70,7 @@ async def json_body(request: Request, names: Collection[str]) -> dict[str, Any]:
         return {}
     try:
         found = json.loads(body)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:  # the latter: brackets in brackets
         raise BadRequestError(f"the body is not JSON: {error}") from None
     if not isinstance(found, dict):
         raise BadRequestError("the body must be a JSON object")

@@ -55,7 +55,9 @@ class TextModel(Protocol):
 
     def encode(self, text: str) -> list[int]: ...
 
-    def decode(self, tokens: Sequence[int]) -> str: ...
+    def decode(self, tokens: Sequence[int]) -> str:
+        """The text of tokens; U+FFFD for what is none, or a letter that is not whole."""
+        ...
 
 
 def encode_bytes(text: str) -> list[int]:

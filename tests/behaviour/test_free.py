@@ -202,6 +202,23 @@ def test_a_free_waits_for_work_that_still_writes(driver: DriverUnderTest) -> Non
     assert (ledger["pending_work"], ledger["dead_contexts"]) == (0, 0)
 
 
+@pytest.mark.needs("stream that cumem has never heard of")
+def test_trim_waits_for_all_work_where_it_gives_something_back(driver: DriverUnderTest) -> None:
+    with cumem.use_memory_pool("weights"):
+        tensor = make(4096)
+    with cumem.use_memory_pool("draft"):
+        gone = make(4096)
+    emulator = driver.emulator
+    stream = emulator.new_stream()
+    assert cumem.trim("weights") == 0
+    emulator.enqueue(stream=stream, write=(tensor.data_ptr(), b"\x01" * 4096), delay=0.1)
+    assert cumem.trim("draft") == 0
+    assert emulator.ledger()["pending_work"] == 1
+    del gone
+    assert cumem.trim("draft") == GRANULE
+    assert emulator.ledger()["pending_work"] == 0
+
+
 @pytest.mark.needs("capture without kernels")
 def test_a_free_during_a_capture_is_put_off(driver: DriverUnderTest) -> None:
     with cumem.use_memory_pool("weights"):

@@ -217,6 +217,23 @@ def test_two_tasks_may_remove_a_model_while_another_moves() -> None:
     run(work)
 
 
+def test_who_leaves_while_a_model_is_removed_holds_nobody_up() -> None:
+    async def work() -> None:
+        async with host_of("b", room=1) as host:
+            host.add("a", lambda: Model(7), bytes=MODEL, pinned=True)
+            await touch(host, "a")
+            host.prewake("b")  # and waits: what has its room is pinned
+            removal = asyncio.ensure_future(host.remove("a"))
+            await asyncio.sleep(0)
+            removal.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await removal
+            await settled(host)
+            assert awake(host) == "b"
+
+    run(work)
+
+
 def test_close_refuses_who_waits() -> None:
     async def work() -> None:
         async with host_of(room=1) as host:

@@ -157,6 +157,18 @@ def test_a_captured_step_gives_what_the_step_itself_gives(engine: TextEngine) ->
     assert list(engine.generate(encode_bytes(WORDS), 16)) == captured
 
 
+def test_no_graph_is_made_where_none_is_wanted(
+    driver: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    captured: list[bool] = []
+    monkeypatch.setattr("cumem.serving.engine._can_capture", lambda *_: True)
+    monkeypatch.setattr(TextEngine, "_capture", lambda _self: captured.append(True))
+    TextEngine(OwnText(SMALL), 64, graph=False)
+    assert not captured
+    TextEngine(OwnText(SMALL), 64)
+    assert captured
+
+
 # A Hugging Face folder
 
 
@@ -223,6 +235,24 @@ def test_a_model_that_keeps_more_than_keys_and_values_is_refused(tmp_path: Path)
     transformers.Lfm2ForCausalLM(config).save_pretrained(tmp_path)
     with pytest.raises(DemoError, match="needs a LinearAttentionLayer"):
         TextEngine(FolderText(tmp_path), 64)
+
+
+def test_a_text_ends_with_what_the_folder_says_of_generation(tmp_path: Path) -> None:
+    from cumem.serving.folder_text import _told_stops
+
+    assert _told_stops(tmp_path) == []
+    file = tmp_path / "generation_config.json"
+    for text, stops in (
+        ("{}", []),
+        ('{"eos_token_id": 7}', [7]),
+        ('{"eos_token_id": [7, 9]}', [7, 9]),
+    ):
+        file.write_text(text)
+        assert _told_stops(tmp_path) == stops
+    for text in ("[]", "{"):
+        file.write_text(text)
+        with pytest.raises(DemoError, match=r"generation_config\.json is not a JSON object"):
+            _told_stops(tmp_path)
 
 
 def test_a_cache_that_counts_on_the_host_is_refused_by_name() -> None:

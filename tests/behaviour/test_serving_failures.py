@@ -257,6 +257,22 @@ def test_an_after_hook_that_raises_is_reported_and_the_others_run(
         assert f'controller.after("sleep", lambda: {line})' in caplog.text
 
 
+def test_a_hook_that_is_registered_twice_is_taken_back_once_by_each() -> None:
+    async def test(engine: Engine) -> None:
+        calls: list[None] = []
+
+        def hook() -> None:
+            calls.append(None)
+
+        first, _ = (engine.controller.before("sleep", hook) for _ in range(2))
+        first.remove()
+        first.remove()
+        await engine.controller.sleep()
+        assert len(calls) == 1
+
+    run(test)
+
+
 def test_an_observer_that_fails_disturbs_nobody(caplog: pytest.LogCaptureFixture) -> None:
     async def test(engine: Engine) -> None:
         seen = []

@@ -53,6 +53,7 @@ def test_a_body_where_the_query_is_read_is_refused(path: str) -> None:
     [
         (b"{", "the body is not JSON"),
         (b"[]", "must be a JSON object"),
+        (b'{"tags": ' + b"[" * 60_000, "the body is not JSON"),
         (b'{"tag": []}', "unknown name 'tag'; choices: 'tags'"),
         (b'{"tags": "weights"}', "tags must be a list of strings"),
         (b'{"tags": [1]}', "tags must be a list of strings"),

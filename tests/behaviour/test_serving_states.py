@@ -115,8 +115,10 @@ def test_another_transition_meanwhile_is_refused() -> None:
         registered = controller.before("sleep", gate.hook)
         sleep = asyncio.create_task(controller.sleep())
         await gate.reached.wait()
-        for other in (controller.sleep(2), controller.wake_up(), controller.wake_up(["weights"])):
-            with pytest.raises(BusyError, match="a sleep with other arguments is under way"):
+        with pytest.raises(BusyError, match="a sleep with other arguments is under way"):
+            await controller.sleep(2)
+        for other in (controller.wake_up(), controller.wake_up(["weights"])):
+            with pytest.raises(BusyError, match="wake_up: a sleep is under way"):
                 await other
         assert not controller.cancel()  # too late
         gate.opened.set()

@@ -48,15 +48,27 @@ class Server:
         self.controller = SleepController(
             modules=[engine.module], options=ServingOptions(**options)
         )
-        app = Starlette(
-            routes=[Route("/generate", Generate(self.controller, engine), methods=["POST"])]
-        )
+        self._endpoint = Generate(self.controller, engine)
+        app = Starlette(routes=[Route("/generate", self._endpoint, methods=["POST"])])
         self._client = httpx.AsyncClient(
             transport=httpx.ASGITransport(app), base_url="http://test", timeout=SECONDS
         )
 
     async def generate(self, **body: Any) -> Any:
         return await self._client.post("/generate", json={"prompt": WORDS, **body})
+
+    async def ask(self, body: dict[str, Any], send: Any, *, leaves: bool = False) -> None:
+        """As the web server asks the endpoint, whose errors are raised here."""
+        messages = [{"type": "http.request", "body": json.dumps(body).encode()}]
+        if leaves:
+            messages.append({"type": "http.disconnect"})
+
+        async def receive() -> Any:
+            if not messages:
+                await asyncio.Event().wait()
+            return messages.pop(0)
+
+        await self._endpoint({"type": "http", "method": "POST", "headers": []}, receive, send)
 
 
 def over_http(
@@ -86,6 +98,26 @@ def test_a_client_gets_a_text_whole_or_in_pieces(engine: TextEngine) -> None:
         assert "".join(piece["text"] for piece in pieces) == expected
         assert (len(pieces), last) == (6, {"done": True})
 
+    over_http(engine, test)
+
+
+def test_a_stream_decodes_a_few_tokens_for_each_of_its_own(
+    engine: TextEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decode, decoded = engine.model.decode, list[int]()
+
+    def counted(tokens: Sequence[int]) -> str:
+        decoded.append(len(tokens))
+        return decode(tokens)
+
+    async def test(server: Server) -> None:
+        assert len(lines(await server.generate(max_tokens=38, stream=True))) > 1
+        assert 38 <= sum(decoded) <= 38 * 8  # all anew for each: 38 * 19
+        decoded.clear()
+        assert (await server.generate(max_tokens=38)).status_code == 200
+        assert decoded == [38]
+
+    monkeypatch.setattr(engine.model, "decode", counted)
     over_http(engine, test)
 
 
@@ -183,6 +215,45 @@ def test_an_aborted_text_says_so(engine: TextEngine, stream: bool) -> None:
         over_http(engine, test)
     finally:
         del engine.step  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_what_nobody_foresaw_is_told_and_logged(
+    engine: TextEngine, stream: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken() -> int:
+        raise ValueError("the model has a bug")
+
+    async def test(server: Server) -> None:
+        whole: list[bytes] = []
+
+        async def send(message: Any) -> None:
+            whole.append(message.get("body", b""))
+
+        with pytest.raises(ValueError, match="has a bug"):  # for the server's log
+            await server.ask({"prompt": WORDS, "stream": stream}, send)
+        last = json.loads(b"".join(whole).splitlines()[-1])
+        assert (last["error"], last["kind"]) == ("the model has a bug", "ValueError")
+        assert server.controller.in_flight == 0
+
+    monkeypatch.setattr(engine, "step", broken)
+    over_http(engine, test)
+
+
+def test_a_client_that_left_while_others_had_their_turn_costs_nothing(
+    engine: TextEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def begin(_tokens: Sequence[int]) -> int:
+        raise AssertionError("a text was begun for nobody")
+
+    async def test(server: Server) -> None:
+        async def send(_message: Any) -> None:
+            return
+
+        await server.ask({"prompt": WORDS}, send, leaves=True)
+
+    monkeypatch.setattr(engine, "begin", begin)
+    over_http(engine, test)
 
 
 def test_a_text_may_fill_the_cache_to_its_end(engine: TextEngine) -> None:

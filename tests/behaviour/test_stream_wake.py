@@ -58,6 +58,33 @@ def test_outputs_are_the_same_bits_and_the_hooks_go() -> None:
         assert torch.equal(model(x), before)
 
 
+@pytest.mark.parametrize("end", ["wait", "sleep", "wake_up"])
+def test_no_hook_is_left_on_a_submodule_that_nobody_calls(end: str) -> None:
+    model, x = build(), inputs()
+    before = model[0](x)
+    cumem.sleep()
+    handle = cumem.stream_wake(model)
+    assert torch.equal(model[0](x), before)
+    assert hooks_on(model) == 6
+    ends = {"wait": handle.wait, "sleep": cumem.sleep, "wake_up": cumem.wake_up}
+    ends[end]()
+    assert hooks_on(model) == 0
+    cumem.wake_up()
+    assert torch.equal(model[0](x), before)
+
+
+def test_hooks_of_others_stay() -> None:
+    model, x = build(layers=1), inputs()
+    calls: list[object] = []
+    cumem.sleep()
+    model[0].register_forward_pre_hook(lambda *_: calls.append("before"))
+    handle = cumem.stream_wake(model)
+    model[0].register_forward_pre_hook(lambda *_: calls.append("after"))
+    handle.wait()
+    model(x)
+    assert calls == ["before", "after"]
+
+
 def test_it_wakes_what_the_module_does_not_use_as_well() -> None:
     model, x = build(), inputs()
     with cumem.use_memory_pool("other"):
@@ -102,6 +129,25 @@ def test_a_failed_wake_is_told_by_the_layer_and_can_be_made_good(driver: DriverU
     cumem.wake_up()
     assert torch.equal(model(x), before)
     assert hooks_on(model) == 0
+
+
+def test_hooks_keep_calls_off_what_a_failed_wake_has_left_asleep(driver: DriverUnderTest) -> None:
+    model, x = build(), inputs()
+    before = model(x)
+    cumem.sleep()
+    with driver.another_tenant(leaves=26 * MIB):
+        with pytest.raises(cumem.DeviceOutOfMemoryError):
+            cumem.stream_wake(model).wait()
+        assert 0 < hooks_on(model) < 8  # what came needs none
+        for _ in range(2):
+            with pytest.raises(cumem.DeviceOutOfMemoryError):
+                model(x)
+            with pytest.raises(cumem.DeviceOutOfMemoryError):
+                cumem.wake_up()
+    cumem.wake_up()
+    cumem.sleep(tags=[])
+    assert hooks_on(model) == 0
+    assert torch.equal(model(x), before)
 
 
 def test_a_module_that_is_awake_needs_no_waiting() -> None:
