@@ -51,6 +51,24 @@ def test_fresh_module_is_brought_to_the_same_state(tmp_path: Path, staging: int)
     assert fresh.head.weight is fresh.embedding.weight
 
 
+class Windows(nn.Module):
+    """Buffers that lie in one another, at one address too, and that cross."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        memory = torch.empty(1000)
+        for name, start, stop in (("all", 0, 600), ("head", 0, 10), ("middle", 200, 300)):
+            self.register_buffer(name, memory[start:stop])
+        self.register_buffer("past", memory[500:1000])
+
+
+def test_buffers_that_share_memory_come_back_whole(tmp_path: Path) -> None:
+    module, fresh = built(1, Windows), built(100, Windows)
+    cumem.save_snapshot(tmp_path / "state", module)
+    cumem.restore_snapshot(tmp_path / "state", fresh)
+    assert bytes_of(fresh) == bytes_of(module)
+
+
 def test_file_is_private_and_any_reader_of_the_format_reads_it(tmp_path: Path) -> None:
     file = tmp_path / "state.safetensors"
     file.write_text("an older one")
