@@ -36,6 +36,7 @@ _NAMES_BY_BITS = {
     32: "U32 I32 F32",
     64: "U64 I64 F64 C64",
 }
+_PAIRED = "F4"  # two of them are one element of torch's
 _BITS = {name: bits for bits, names in _NAMES_BY_BITS.items() for name in names.split()}
 
 
@@ -190,6 +191,10 @@ def _entry(file: Path, name: str, value: Any, start: int) -> TensorEntry:
     if _elements(shape) * _BITS[dtype] != 8 * entry.bytes:
         wanted = f"{dtype} of shape {brief(shape)}"
         raise fault(file, f"{tensor} has {entry.bytes} bytes, not what {wanted} takes")
+    if dtype == _PAIRED and shape[-1] % 2:  # torch has no shape for it
+        raise fault(
+            file, f"{tensor} has the shape {brief(shape)}: rows of {dtype} end in half a byte"
+        )
     return entry
 
 
@@ -201,13 +206,16 @@ def _are_counts(value: Any) -> bool:
 
 
 def _elements(shape: list[int]) -> int:
-    """Their number; no more than is needed to see that no file can hold them."""
-    product = 0 if 0 in shape else 1
+    """Their number; no more than is needed to see that no file can hold them, or no tensor.
+
+    Strides are counted past an axis without elements: the others must not be too long.
+    """
+    product = 1
     for length in shape:
-        product *= length
-        if product > _MOST_ELEMENTS:
-            break
-    return product
+        product *= max(1, length)
+        if product >= _MOST_ELEMENTS:
+            return product
+    return 0 if 0 in shape else product
 
 
 def _check_layout(file: Path, entries: list[TensorEntry], start: int, file_bytes: int) -> None:

@@ -58,7 +58,12 @@ FAULTY_HEADERS: dict[str, tuple[object, str]] = {
     "huge offsets": ({"a": {**tensor(0, 8), "data_offsets": [0, 10**4000]}}, "impossible offsets"),
     "a size that does not fit": ({"a": tensor(0, 8, "F32", [3])}, "8 bytes, not what F32 of shape"),
     "a size beyond any file": ({"a": tensor(0, 8, "U8", [2**62] * 9)}, "8 bytes, not what"),
+    "lengths beyond any tensor": ({"a": tensor(0, 0, "U8", [0, 2**62, 2])}, "0 bytes, not what"),
     "half a byte": ({"a": tensor(0, 1, "F4", [1])}, "1 bytes, not what F4"),
+    "rows that end in half a byte": (
+        {"a": tensor(0, 3, "F4", [2, 3])},
+        "rows of F4 end in half a byte",
+    ),
     "an overlap": ({"a": tensor(0, 6), "b": tensor(4, 8)}, "tensor 'b' overlaps tensor 'a'"),
     "a gap": ({"a": tensor(0, 3), "b": tensor(4, 8)}, "a gap of 1 bytes before tensor 'b'"),
     "a gap at the start": ({"a": tensor(2, 8)}, "a gap of 2 bytes before tensor 'a'"),
