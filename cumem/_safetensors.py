@@ -23,7 +23,7 @@ from typing import Any
 from cumem._text import choices, size
 from cumem.errors import CheckpointError
 
-_MOST_HEADER_BYTES = 100_000_000  # the limit of the format's own library
+MOST_HEADER_BYTES = 100_000_000  # the limit of the format's own library
 _MOST_ELEMENTS = 1 << 63
 _PREFIX_BYTES = 8
 _METADATA = "__metadata__"
@@ -93,6 +93,11 @@ def fault(path: Path, what: str, left: str = "Nothing was loaded.") -> Checkpoin
     return CheckpointError(f"{path}: {what}. {left}")
 
 
+def reason_of(error: OSError | ValueError) -> str:
+    """Why something cannot be read, in short."""
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)
+
+
 def read_header(path: str | Path) -> Header:
     """Reads and judges the header of one file; the tensors are not touched.
 
@@ -122,8 +127,10 @@ def _header_text(file: Path) -> tuple[bytes, int]:
         with file.open("rb") as stream:
             length = _header_length(file, stream.read(_PREFIX_BYTES), status.st_size)
             text = stream.read(length)
-    except OSError as error:
-        raise fault(file, f"it cannot be read ({error.strerror or error})") from error
+    except CheckpointError:
+        raise
+    except (OSError, ValueError) as error:  # the latter: a path that no file can have
+        raise fault(file, f"it cannot be read ({reason_of(error)})") from error
     if len(text) != length:
         raise fault(file, "it was cut short while it was read")
     return text, status.st_size
@@ -133,7 +140,7 @@ def _header_length(file: Path, prefix: bytes, file_bytes: int) -> int:
     if len(prefix) < _PREFIX_BYTES:
         raise fault(file, f"a safetensors file has at least 8 bytes, this one has {file_bytes}")
     length = int.from_bytes(prefix, "little")
-    if length > _MOST_HEADER_BYTES:
+    if length > MOST_HEADER_BYTES:
         raise fault(
             file,
             f"its header would have {length} bytes, more than the allowed 100 MB; "

@@ -122,6 +122,12 @@ def test_faulty_file_is_refused_and_named(tmp_path: Path, kind: str) -> None:
     assert message in str(caught.value)
 
 
+@pytest.mark.parametrize("name", ["a\0b", "a\ud800b", "a" * 5000])
+def test_path_that_no_file_can_have_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(cumem.CheckpointError, match=r"it cannot be read.*Nothing was loaded"):
+        read_checkpoint(tmp_path / name)
+
+
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     changes=st.lists(st.tuples(st.integers(0, 300), st.integers(0, 255)), max_size=3),
@@ -192,6 +198,7 @@ def test_sharded_folder_is_read_whole(tmp_path: Path) -> None:
         ({"a": "/etc/passwd"}, "not a file name"),
         ({"a": "1\0"}, "not a file name"),
         ({"a": 1}, "not a file name"),
+        ({"a": "\ud800"}, "it cannot be read"),
         ({}, "it has no weight_map"),
         ([], "it has no weight_map"),
     ],
@@ -214,6 +221,23 @@ def test_tensor_that_two_shards_hold_is_refused(tmp_path: Path) -> None:
 def test_index_that_is_no_index_is_refused(tmp_path: Path, text: bytes) -> None:
     (tmp_path / INDEX).write_bytes(text)
     with pytest.raises(cumem.CheckpointError, match=INDEX):
+        read_checkpoint(tmp_path)
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (os.mkfifo, "not a regular file"),
+        (os.mkdir, "not a regular file"),
+        (lambda index: (index.touch(), os.truncate(index, 1 << 40)), "at most 100 MB"),
+    ],
+)
+def test_index_that_is_no_such_file_is_refused(
+    tmp_path: Path, make: Callable[[Path], object], message: str
+) -> None:
+    make(tmp_path / INDEX)
+    with pytest.raises(cumem.CheckpointError, match=f"{INDEX}.*{message}"):
         read_checkpoint(tmp_path)
 
 
