@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -22,6 +23,7 @@ from cumem._text import choices
 
 INDEX_NAME = "model.safetensors.index.json"
 _USUAL_NAME = "model.safetensors"
+_OF_SEVERAL = re.compile(r"-\d+-of-(\d{1,9})\.safetensors$")
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,8 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
     """Reads and judges the headers of a model: one file, or a folder of them.
 
     In a folder the index ``model.safetensors.index.json`` says which files belong to
-    the model; without one it is ``model.safetensors``, or the only file there is.
+    the model; without one it is ``model.safetensors``, or the only file there is, unless
+    its name says that it is one of several.
 
     Raises:
         CheckpointError: no checkpoint there, or one that is not whole.
@@ -53,7 +56,7 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
     place = Path(path)
     if not os.path.isdir(place):  # also where it cannot be asked: reading it says why
         return Checkpoint(place, (read_header(place),))
-    if (place / INDEX_NAME).exists():
+    if os.path.lexists(place / INDEX_NAME):  # a link to nothing is no folder without an index
         return _sharded(place)
     return Checkpoint(place, (read_header(_only_file(place)),))
 
@@ -66,6 +69,9 @@ def _only_file(folder: Path) -> Path:
         raise fault(folder, "there is no safetensors file in it (other formats are not read)")
     if len(found) > 1:
         raise fault(folder, f"several safetensors files and no {INDEX_NAME}: {choices(found)}")
+    numbered = _OF_SEVERAL.search(found[0])
+    if numbered is not None and int(numbered[1]) > 1:
+        raise fault(folder, f"{found[0]!r} is one of several files, and there is no {INDEX_NAME}")
     return folder / found[0]
 
 

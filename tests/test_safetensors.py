@@ -256,3 +256,17 @@ def test_folder_of_several_files_without_an_index_is_refused(tmp_path: Path) -> 
         read_checkpoint(tmp_path)
     write(tmp_path / "model.safetensors", GOOD)
     assert list(read_checkpoint(tmp_path).tensors) == ["a", "b"]
+
+
+def test_half_a_checkpoint_is_not_taken_for_a_whole_one(tmp_path: Path) -> None:
+    write(tmp_path / "model-00001-of-00002.safetensors", GOOD)
+    with pytest.raises(cumem.CheckpointError, match="is one of several files"):
+        read_checkpoint(tmp_path)
+    (tmp_path / INDEX).symlink_to("not downloaded yet")
+    with pytest.raises(cumem.CheckpointError, match=f"{INDEX}: it cannot be read"):
+        read_checkpoint(tmp_path)
+
+
+def test_only_file_of_one_is_a_whole_checkpoint(tmp_path: Path) -> None:
+    write(tmp_path / "model-00001-of-00001.safetensors", GOOD)
+    assert list(read_checkpoint(tmp_path).tensors) == ["a", "b"]
