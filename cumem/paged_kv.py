@@ -56,6 +56,7 @@ class PagedKVCache:
         ValueError: a number that is not positive, ``max_blocks`` below ``blocks``, an
             empty tag, an unknown policy, no such device. TypeError: a wrong type.
         DeviceOutOfMemoryError: no room. DriverError: the driver refused.
+        AsleepError: another thread put the tag to sleep meanwhile.
         Nothing was allocated.
     """
 
