@@ -26,7 +26,7 @@ from cumem.errors import CheckpointError
 MOST_HEADER_BYTES = 100_000_000  # the limit of the format's own library
 _MOST_ELEMENTS = 1 << 63
 _PREFIX_BYTES = 8
-_METADATA = "__metadata__"
+METADATA = "__metadata__"
 
 _NAMES_BY_BITS = {
     4: "F4",
@@ -107,7 +107,7 @@ def read_header(path: str | Path) -> Header:
     file = Path(path)
     text, file_bytes = _header_text(file)
     fields = parse_object(file, text, "header")
-    metadata = _metadata(file, fields.pop(_METADATA, {}))
+    metadata = _metadata(file, fields.pop(METADATA, {}))
     start = _PREFIX_BYTES + len(text)
     prefix = len(text).to_bytes(_PREFIX_BYTES, "little")
     entries = [_entry(file, name, value, start) for name, value in fields.items()]
@@ -178,7 +178,7 @@ def parse_object(file: Path, text: bytes, what: str) -> dict[str, Any]:
 
 def _metadata(file: Path, value: Any) -> dict[str, str]:
     if not isinstance(value, dict) or not all(isinstance(text, str) for text in value.values()):
-        raise fault(file, f"{_METADATA} is not a map of strings")
+        raise fault(file, f"{METADATA} is not a map of strings")
     return value
 
 

@@ -23,7 +23,7 @@ from cumem._filling import fill, plain_tensors
 from cumem._held import held, refuse_asleep
 from cumem._matching import named_tensors, refuse_faults
 from cumem._private_file import replacing
-from cumem._safetensors import Header, fault, read_header
+from cumem._safetensors import METADATA, Header, fault, read_header
 from cumem._snapshot_digests import UNKNOWN, refuse_damaged, written
 from cumem._snapshot_format import Notes, distinct, header_bytes, in_file_order, strides_of
 from cumem._snapshot_match import destination, differences
@@ -161,11 +161,18 @@ def _refuse_unfit(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
     unfit = [
         f"{name} ({tensor.dtype}, {tensor.layout}, {tensor.device})"
         for name, tensor in tensors.items()
-        if file_dtype(tensor) is None or (tensor.numel() and not has_memory(tensor))
+        if file_dtype(tensor) is None
+        or (tensor.numel() and not has_memory(tensor))
+        or not _is_name(name)
     ]
     if unfit:
         what = f"{len(unfit)} tensor(s) cannot be in a safetensors file: {some(unfit)}"
         raise fault(path, what, _UNTOUCHED)
+
+
+def _is_name(name: str) -> bool:
+    """Can a file have a tensor of this name? Its notes have one of the names."""
+    return name != METADATA and name.encode(errors="ignore").decode() == name
 
 
 def _write(path: Path, tensors: Mapping[str, torch.Tensor], notes: Notes, staging: Staging) -> None:

@@ -168,6 +168,16 @@ def test_tensors_that_no_file_holds_are_all_named(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == []
 
 
+@pytest.mark.parametrize("name", ["__metadata__", "half a pair \ud800"])
+def test_name_that_no_file_holds_leaves_the_older_snapshot(tmp_path: Path, name: str) -> None:
+    module = built(1, lambda: nn.Linear(4, 4))
+    cumem.save_snapshot(tmp_path / "state", module)
+    older = (tmp_path / "state").read_bytes()
+    with pytest.raises(cumem.CheckpointError, match=r"1 tensor.* cannot be in a safetensors file"):
+        cumem.save_snapshot(tmp_path / "state", module, extra={name: torch.ones(1)})
+    assert (tmp_path / "state").read_bytes() == older
+
+
 def test_wrong_arguments_change_nothing(tmp_path: Path) -> None:
     module = built(1, lambda: nn.Linear(4, 4))
     with pytest.raises(TypeError, match="expected a module, not str"):
