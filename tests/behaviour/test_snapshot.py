@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -147,6 +149,32 @@ def test_full_directory_leaves_the_older_snapshot_and_nothing_else(
     assert os.listdir(tmp_path) == ["state"]
     assert file.read_bytes() == older
     assert bytes_of(module) == expected
+
+
+@pytest.mark.parametrize("code", [errno.EIO, errno.EINVAL])
+def test_folder_that_cannot_be_synced_is_not_said_to_hold_the_older_snapshot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    module, file = built(1, lambda: nn.Linear(4, 4)), tmp_path / "state"
+    cumem.save_snapshot(file, built(100, lambda: nn.Linear(4, 4)))
+    real = os.fsync
+
+    def refuse_folders(descriptor: int) -> None:
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(code, os.strerror(code))
+        real(descriptor)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(_private_file.os, "fsync", refuse_folders)
+        if code == errno.EINVAL:  # a file system whose folders cannot be synced
+            cumem.save_snapshot(file, module)
+        else:
+            with pytest.raises(cumem.CheckpointError, match="The new file is in its place"):
+                cumem.save_snapshot(file, module)
+    assert os.listdir(tmp_path) == ["state"]
+    fresh = built(100, lambda: nn.Linear(4, 4))
+    cumem.restore_snapshot(file, fresh)
+    assert bytes_of(fresh) == bytes_of(module)
 
 
 def test_place_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
