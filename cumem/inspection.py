@@ -90,8 +90,9 @@ def _place(tensor: torch.Tensor) -> tuple[int, int]:
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(f"expected a tensor, not {type(tensor).__name__}")
     try:
-        storage = tensor.untyped_storage()
-        return storage.data_ptr(), storage.nbytes()
+        with torch._C.DisableTorchFunctionSubclass():  # what a subclass does is its own affair
+            storage = tensor.untyped_storage()
+            return storage.data_ptr(), storage.nbytes()
     except (NotImplementedError, RuntimeError):
         return 0, 0
 

@@ -72,6 +72,29 @@ def test_the_ten_largest_blocks_are_named_with_what_holds_them() -> None:
     assert largest[0].stack == ()
 
 
+class Rude(torch.Tensor):
+    """A subclass that wants to be asked nothing."""
+
+    @classmethod
+    def __torch_function__(cls, *_: object, **__: object) -> Any:
+        raise KeyError("rude")
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_tensors_of_any_kind_are_named() -> None:
+    lazy = torch.nn.LazyLinear(3)  # its parameters raise ValueError
+    with cumem.use_memory_pool("weights"):
+        memory, rude = make(8000), make(4096).as_subclass(Rude)
+    lengths, strides, starts = torch.tensor([[5000], [3000]]), torch.ones(2, 1), [0, 5000]
+    nested = torch._nested_view_from_buffer(memory, lengths, strides.long(), torch.tensor(starts))
+    held = [block.tensors for block in only_tag("weights").largest]
+    assert ("uint8[4096]",) in held
+    assert ("uint8[8000]", "uint8[nested]") in held
+    assert cumem.covered(lazy) == []
+    assert len(cumem.uncovered(lazy)) == len(held)
+    assert (cumem.tag_of(rude), cumem.is_mapped(nested)) == ("weights", True)
+
+
 def test_allocation_stacks_are_shown_where_torch_records_them(
     driver: DriverUnderTest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
