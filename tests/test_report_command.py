@@ -55,6 +55,19 @@ def test_a_process_that_agreed_tells_what_report_says(capsys: pytest.CaptureFixt
         assert list(json.loads(out)) == [str(os.getpid())]
 
 
+def test_two_servers_of_a_process_end_each_on_its_own(folder: Path) -> None:
+    library = cumem.serve_reports()
+    with cumem.serve_reports():
+        assert answering.ask(os.getpid()) is not None
+    assert answering.ask(os.getpid()) is not None, "the library's server is still there"
+    with cumem.serve_reports():
+        library.close()
+        library.close()
+        assert answering.ask(os.getpid()) is not None
+    assert answering.ask(os.getpid()) is None
+    assert list(folder.iterdir()) == []
+
+
 @pytest.mark.usefixtures("weights")
 def test_another_process_is_asked_from_outside(folder: Path) -> None:
     with cumem.serve_reports():
