@@ -144,7 +144,8 @@ def ask(pid: int) -> dict[str, Any] | None:
     """What another process answers: ``{"text": ..., "report": {...}}``; None if it does not.
 
     Raises:
-        CumemError: the folder is not this user's alone, or the process says what went wrong.
+        CumemError: the folder is not this user's alone, the process says what went wrong, or
+            it ended in the middle of its answer.
         OSError: the connection broke.
     """
     path = _private_folder(make=False) / f"{pid}{_SUFFIX}"
@@ -155,7 +156,11 @@ def ask(pid: int) -> dict[str, Any] | None:
         except (FileNotFoundError, ConnectionRefusedError):  # a dead process leaves a socket
             return None
         with connection.makefile("rb") as stream:
-            answer: dict[str, Any] = json.load(stream)
+            text = stream.read()
+    try:
+        answer: dict[str, Any] = json.loads(text)
+    except ValueError as error:
+        raise CumemError(f"process {pid} broke its answer off; did it end?") from error
     if "error" in answer:
         raise CumemError(f"process {pid}: {answer['error']}")
     return answer
@@ -167,6 +172,9 @@ def _answer() -> bytes:
         answer = {"text": str(found), "report": found.as_dict()}
     except CumemError as error:
         answer = {"error": str(error)}
+    except Exception as error:  # noqa: BLE001 - told to who asked; the next is answered too
+        _log.exception("a report failed")
+        answer = {"error": f"its report failed ({type(error).__name__}: {error})"}
     return json.dumps(answer).encode()
 
 

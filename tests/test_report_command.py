@@ -127,6 +127,21 @@ def test_an_error_of_the_report_reaches_who_asked(monkeypatch: pytest.MonkeyPatc
         answering.ask(os.getpid())
 
 
+def test_a_fault_of_one_report_does_not_end_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    with cumem.serve_reports():
+        with monkeypatch.context() as patch:
+            patch.setattr(answering, "report", lambda: 1 // 0)
+            with pytest.raises(cumem.CumemError, match=r"its report failed \(ZeroDivisionError"):
+                answering.ask(os.getpid())
+        assert answering.ask(os.getpid()) is not None
+
+
+def test_an_answer_that_is_broken_off_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(answering, "_answer", lambda: b'{"text": "half')
+    with cumem.serve_reports(), pytest.raises(cumem.CumemError, match="broke its answer off"):
+        answering.ask(os.getpid())
+
+
 def test_the_process_ends_in_time_and_takes_its_socket_along(folder: Path) -> None:
     run_fresh("import cumem; cumem.serve_reports()", {"XDG_RUNTIME_DIR": str(folder.parent)})
     assert list(folder.iterdir()) == []
