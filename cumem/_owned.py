@@ -27,6 +27,8 @@ from cumem._runtime import Runtime
 from cumem.errors import AsleepError, translated
 from cumem.options import OnSleep
 
+_MOST_BYTES = 1 << 63
+
 
 class OwnedSegment:
     """One segment of cumem's own.
@@ -110,7 +112,8 @@ def allocate(
         capacity: addresses are reserved for so many bytes, so that it can be resized.
 
     Raises:
-        ValueError: no bytes, an empty tag, an unknown policy, no such device.
+        ValueError: no bytes or beyond any address, an empty tag, an unknown policy, no such
+            device.
         TypeError: a wrong type.
         DeviceOutOfMemoryError: no room, also after torch's caches were cleared.
         DriverError: no usable driver, or it refused. Nothing is left by any of these.
@@ -119,6 +122,8 @@ def allocate(
         raise TypeError(f"bytes must be an int, not {type(bytes).__name__}")
     if bytes <= 0:
         raise ValueError(f"a segment has at least one byte, not {bytes}")
+    if (most := max(bytes, chunk_bytes, capacity)) >= _MOST_BYTES:
+        raise ValueError(f"{most} bytes were wanted: no memory has addresses for so many")
     entry = template(tag, on_sleep, device)
     runtime = _runtime.current()
     with translated(f"allocating for tag {tag!r}", "Nothing was allocated.", kind(runtime)):

@@ -79,8 +79,26 @@ class Places:
             if info is not None and _is_own(info, tag, policy):
                 filled[info.address] = filled.get(info.address, 0) + unit.bytes
         good = self._well_filled(filled)
-        pairs = zip(units, segments, strict=True)
-        return [unit for unit, info in pairs if info is None or info.address not in good]
+        rest = [
+            (unit, info)
+            for unit, info in zip(units, segments, strict=True)
+            if info is None or info.address not in good
+        ]
+        alone = self._alone(rest, filled)
+        return [unit for unit, info in rest if info is None or info.address not in alone]
+
+    def _alone(
+        self, rest: Sequence[tuple[Unit, _C.SegmentInfo | None]], filled: dict[int, int]
+    ) -> set[int]:
+        """Segments that a move would exchange for another of their size: nothing else of the
+        device would share it.
+        """
+        places: dict[int, dict[int, int]] = {}  # of each device: segments and their bytes
+        for unit, info in rest:
+            segment = (0, 0) if info is None else (info.address, info.bytes)
+            places.setdefault(self.device(unit), {}).update([segment])
+        single = [place for found in places.values() if len(found) == 1 for place in found.items()]
+        return {at for at, bytes in single if at in filled and bytes <= filled[at] + _GRANULE}
 
     def _well_filled(self, filled: dict[int, int]) -> set[int]:
         """Segments of which less than a hundredth is unused, and one more on each device of

@@ -53,30 +53,46 @@ class PrivateFile:
             done += os.pwrite(self._descriptor, data[done:], done)
 
 
+class UnsyncedFolderError(OSError):
+    """The file is in its place, and after a failure of power the older one may be there."""
+
+
 @contextmanager
 def replacing(path: Path) -> Iterator[PrivateFile]:
     """A file that takes the place of ``path`` when the block ends well, and is gone otherwise.
 
     Raises:
+        UnsyncedFolderError: it is in place, only not on the disk for certain.
         OSError: it cannot be made, written or put in place; then ``path`` is what it was.
     """
-    descriptor, name = tempfile.mkstemp(prefix=".cumem-", dir=path.parent)
-    try:
+    with _opened_folder(path.parent) as folder:
+        descriptor, name = tempfile.mkstemp(prefix=".cumem-", dir=path.parent)
         try:
-            yield PrivateFile(descriptor)
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-        os.replace(name, path)
-    except BaseException:
-        os.unlink(name)
-        raise
-    _sync_folder(path.parent)
+            try:
+                yield PrivateFile(descriptor)
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+            os.replace(name, path)
+        except BaseException:
+            os.unlink(name)
+            raise
+        _sync_folder(folder)
 
 
-def _sync_folder(folder: Path) -> None:
+@contextmanager
+def _opened_folder(folder: Path) -> Iterator[int]:
+    """Before anything is written: where it cannot be opened, nothing is replaced."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        os.fsync(descriptor)
+        yield descriptor
     finally:
         os.close(descriptor)
+
+
+def _sync_folder(descriptor: int) -> None:
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):  # file systems without it
+            raise UnsyncedFolderError(*error.args) from error

@@ -23,10 +23,10 @@ from typing import Any
 from cumem._text import choices, size
 from cumem.errors import CheckpointError
 
-_MOST_HEADER_BYTES = 100_000_000  # the limit of the format's own library
+MOST_HEADER_BYTES = 100_000_000  # the limit of the format's own library
 _MOST_ELEMENTS = 1 << 63
 _PREFIX_BYTES = 8
-_METADATA = "__metadata__"
+METADATA = "__metadata__"
 
 _NAMES_BY_BITS = {
     4: "F4",
@@ -36,6 +36,7 @@ _NAMES_BY_BITS = {
     32: "U32 I32 F32",
     64: "U64 I64 F64 C64",
 }
+_PAIRED = "F4"  # two of them are one element of torch's
 _BITS = {name: bits for bits, names in _NAMES_BY_BITS.items() for name in names.split()}
 
 
@@ -92,6 +93,11 @@ def fault(path: Path, what: str, left: str = "Nothing was loaded.") -> Checkpoin
     return CheckpointError(f"{path}: {what}. {left}")
 
 
+def reason_of(error: OSError | ValueError) -> str:
+    """Why something cannot be read, in short."""
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)
+
+
 def read_header(path: str | Path) -> Header:
     """Reads and judges the header of one file; the tensors are not touched.
 
@@ -101,7 +107,7 @@ def read_header(path: str | Path) -> Header:
     file = Path(path)
     text, file_bytes = _header_text(file)
     fields = parse_object(file, text, "header")
-    metadata = _metadata(file, fields.pop(_METADATA, {}))
+    metadata = _metadata(file, fields.pop(METADATA, {}))
     start = _PREFIX_BYTES + len(text)
     prefix = len(text).to_bytes(_PREFIX_BYTES, "little")
     entries = [_entry(file, name, value, start) for name, value in fields.items()]
@@ -121,8 +127,10 @@ def _header_text(file: Path) -> tuple[bytes, int]:
         with file.open("rb") as stream:
             length = _header_length(file, stream.read(_PREFIX_BYTES), status.st_size)
             text = stream.read(length)
-    except OSError as error:
-        raise fault(file, f"it cannot be read ({error.strerror or error})") from error
+    except CheckpointError:
+        raise
+    except (OSError, ValueError) as error:  # the latter: a path that no file can have
+        raise fault(file, f"it cannot be read ({reason_of(error)})") from error
     if len(text) != length:
         raise fault(file, "it was cut short while it was read")
     return text, status.st_size
@@ -132,7 +140,7 @@ def _header_length(file: Path, prefix: bytes, file_bytes: int) -> int:
     if len(prefix) < _PREFIX_BYTES:
         raise fault(file, f"a safetensors file has at least 8 bytes, this one has {file_bytes}")
     length = int.from_bytes(prefix, "little")
-    if length > _MOST_HEADER_BYTES:
+    if length > MOST_HEADER_BYTES:
         raise fault(
             file,
             f"its header would have {length} bytes, more than the allowed 100 MB; "
@@ -170,7 +178,7 @@ def parse_object(file: Path, text: bytes, what: str) -> dict[str, Any]:
 
 def _metadata(file: Path, value: Any) -> dict[str, str]:
     if not isinstance(value, dict) or not all(isinstance(text, str) for text in value.values()):
-        raise fault(file, f"{_METADATA} is not a map of strings")
+        raise fault(file, f"{METADATA} is not a map of strings")
     return value
 
 
@@ -190,6 +198,10 @@ def _entry(file: Path, name: str, value: Any, start: int) -> TensorEntry:
     if _elements(shape) * _BITS[dtype] != 8 * entry.bytes:
         wanted = f"{dtype} of shape {brief(shape)}"
         raise fault(file, f"{tensor} has {entry.bytes} bytes, not what {wanted} takes")
+    if dtype == _PAIRED and shape[-1] % 2:  # torch has no shape for it
+        raise fault(
+            file, f"{tensor} has the shape {brief(shape)}: rows of {dtype} end in half a byte"
+        )
     return entry
 
 
@@ -201,13 +213,16 @@ def _are_counts(value: Any) -> bool:
 
 
 def _elements(shape: list[int]) -> int:
-    """Their number; no more than is needed to see that no file can hold them."""
-    product = 0 if 0 in shape else 1
+    """Their number; no more than is needed to see that no file can hold them, or no tensor.
+
+    Strides are counted past an axis without elements: the others must not be too long.
+    """
+    product = 1
     for length in shape:
-        product *= length
-        if product > _MOST_ELEMENTS:
-            break
-    return product
+        product *= max(1, length)
+        if product >= _MOST_ELEMENTS:
+            return product
+    return 0 if 0 in shape else product
 
 
 def _check_layout(file: Path, entries: list[TensorEntry], start: int, file_bytes: int) -> None:

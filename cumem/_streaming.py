@@ -51,11 +51,11 @@ class FilePlan:
 def plan(file: Header, targets: Targets) -> FilePlan:
     """Which way each of ``targets`` goes that is in the file.
 
-    pre: no byte has two destinations but in tied names, which hold the same bytes. Every
-    tensor is seen as the memory it is.
+    pre: tensors whose destinations share bytes (tied ones, and views of one another) hold
+    the same there. Every tensor is seen as the memory it is.
     """
     runtime = _runtime.if_started()
-    parts: dict[int, Part] = {}  # by address: of tied names one is read
+    found: list[tuple[Part, str, Destination]] = []
     others: dict[str, list[Destination]] = {}
     own = {name: targets[name] for name in file.tensors if name in targets}
     for name, destinations in own.items():
@@ -64,8 +64,28 @@ def plan(file: Header, targets: Targets) -> FilePlan:
             if part is None:
                 others.setdefault(name, []).append(to)
             else:
-                parts[part[0]] = part
-    return FilePlan(file, own, sorted(parts.values(), key=lambda part: part[1]), others)
+                found.append((part, name, to))
+    parts, crossing = _apart(found)
+    for name, to in crossing:
+        others.setdefault(name, []).append(to)
+    return FilePlan(file, own, sorted(parts, key=lambda part: part[1]), others)
+
+
+def _apart(
+    found: Sequence[tuple[Part, str, Destination]],
+) -> tuple[list[Part], list[tuple[str, Destination]]]:
+    """Parts that share no byte, and what goes past one of them; what lies in one needs nothing."""
+    parts: list[Part] = []
+    crossing: list[tuple[str, Destination]] = []
+    end = 0
+    for part, name, to in sorted(found, key=lambda item: (item[0][0], -item[0][2])):
+        address, _, size = part
+        if address >= end:
+            parts.append(part)
+            end = address + size
+        elif address + size > end:
+            crossing.append((name, to))
+    return parts, crossing
 
 
 def _part(runtime: Runtime | None, entry: TensorEntry, to: Destination) -> Part | None:

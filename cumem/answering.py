@@ -26,23 +26,19 @@ _SUFFIX = ".sock"
 _SECONDS = 10.0  # that a connection may take
 
 
-class ReportServer:
-    """Answers ``python -m cumem report``; :func:`serve_reports` returns one.
+class _Listener:
+    """The socket of this process, and the thread that answers on it."""
 
-    Attributes:
-        path: the socket.
-    """
-
-    def __init__(self) -> None:
-        folder = _private_folder(make=True)
-        self.path = folder / f"{os.getpid()}{_SUFFIX}"
-        self._pid = os.getpid()
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.pid = os.getpid()
+        self.servers = 0
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             with contextlib.suppress(FileNotFoundError):  # left by a dead process of our number
-                self.path.unlink()
-            self._socket.bind(str(self.path))
-            self.path.chmod(0o600)
+                path.unlink()
+            self._socket.bind(str(path))
+            path.chmod(0o600)
             self._socket.listen()
             # It never keeps the process from ending; close() has ended it before the
             # interpreter goes, so that it cannot come back from the core after that.
@@ -51,22 +47,14 @@ class ReportServer:
         except BaseException:
             self._socket.close()
             raise
-        atexit.register(self.close)
 
     def close(self) -> None:
-        """Stops answering; once or more often. In a forked child it only lets go."""
-        atexit.unregister(self.close)
-        if self._pid == os.getpid() and self._thread.is_alive():
+        """In a forked child it only lets go."""
+        if self.pid == os.getpid() and self._thread.is_alive():
             self._socket.shutdown(socket.SHUT_RDWR)  # ends accept()
             self._thread.join()
             self.path.unlink(missing_ok=True)
         self._socket.close()
-
-    def __enter__(self) -> ReportServer:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
 
     def _run(self) -> None:
         while True:
@@ -80,6 +68,48 @@ class ReportServer:
                     connection.sendall(_answer())
                 except OSError as error:  # who asked is gone; the next one is answered
                     _log.info("a report was not taken: %s", error)
+
+
+_lock = threading.RLock()
+_listeners: dict[tuple[int, Path], _Listener] = {}  # of this process, and of whom it was forked
+
+
+class ReportServer:
+    """Answers ``python -m cumem report``; :func:`serve_reports` returns one.
+
+    Those of one process share a socket, which is there until the last is closed.
+
+    Attributes:
+        path: the socket.
+    """
+
+    def __init__(self) -> None:
+        self.path = _private_folder(make=True) / f"{os.getpid()}{_SUFFIX}"
+        key = (os.getpid(), self.path)
+        with _lock:
+            if key not in _listeners:
+                _listeners[key] = _Listener(self.path)
+            self._listener: _Listener | None = _listeners[key]
+            self._listener.servers += 1
+        atexit.register(self.close)
+
+    def close(self) -> None:
+        """Stops answering; once or more often. In a forked child it only lets go."""
+        atexit.unregister(self.close)
+        with _lock:
+            listener, self._listener = self._listener, None
+            if listener is None:
+                return
+            listener.servers -= 1
+            if listener.servers == 0:
+                del _listeners[listener.pid, listener.path]
+                listener.close()
+
+    def __enter__(self) -> ReportServer:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
 
 
 def serve_reports() -> ReportServer:
@@ -114,7 +144,8 @@ def ask(pid: int) -> dict[str, Any] | None:
     """What another process answers: ``{"text": ..., "report": {...}}``; None if it does not.
 
     Raises:
-        CumemError: the folder is not this user's alone, or the process says what went wrong.
+        CumemError: the folder is not this user's alone, the process says what went wrong, or
+            it ended in the middle of its answer.
         OSError: the connection broke.
     """
     path = _private_folder(make=False) / f"{pid}{_SUFFIX}"
@@ -125,7 +156,11 @@ def ask(pid: int) -> dict[str, Any] | None:
         except (FileNotFoundError, ConnectionRefusedError):  # a dead process leaves a socket
             return None
         with connection.makefile("rb") as stream:
-            answer: dict[str, Any] = json.load(stream)
+            text = stream.read()
+    try:
+        answer: dict[str, Any] = json.loads(text)
+    except ValueError as error:
+        raise CumemError(f"process {pid} broke its answer off; did it end?") from error
     if "error" in answer:
         raise CumemError(f"process {pid}: {answer['error']}")
     return answer
@@ -137,6 +172,9 @@ def _answer() -> bytes:
         answer = {"text": str(found), "report": found.as_dict()}
     except CumemError as error:
         answer = {"error": str(error)}
+    except Exception as error:  # noqa: BLE001 - told to who asked; the next is answered too
+        _log.exception("a report failed")
+        answer = {"error": f"its report failed ({type(error).__name__}: {error})"}
     return json.dumps(answer).encode()
 
 

@@ -146,6 +146,7 @@ class BufferPlan:
             ValueError: an empty plan, an empty tag, an unknown policy, no such device.
             TypeError: a wrong type.
             DeviceOutOfMemoryError: no room. DriverError: the driver refused.
+            AsleepError: another thread put the tag to sleep meanwhile.
             Nothing was allocated.
         """
         if not self._buffers:

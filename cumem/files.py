@@ -86,21 +86,25 @@ def load_file(
     _refuse_capture(runtime, entry.device)
     segments: list[OwnedSegment | None] = []
     addresses: list[int] = []  # told to others until the first contents are there
-    try:
-        operation = f"load_file({str(path_or_dir)!r})"
-        with translated(operation, _LEFT, _owned.kind(runtime), changed=_LEFT):
-            for shard in shards:
-                segments.append(_reserve(runtime, entry, shard, addresses, pin=pin_file))
-            _fill(runtime, entry, addresses, sum(shard.bytes for shard in shards))
-        tensors = _tensors(shards, segments, entry, runtime)
-    except BaseException:
-        segments.clear()  # the error's trace holds on to this frame
-        raise
-    finally:
-        _loading.forget(addresses)
-    _registry.tag_state(tag)
-    if entry.on_sleep is OnSleep.RELOAD:
-        _note_reloadable(tensors, segments)
+    with ExitStack() as awake:
+        try:
+            operation = f"load_file({str(path_or_dir)!r})"
+            with translated(operation, _LEFT, _owned.kind(runtime), changed=_LEFT):
+                for shard in shards:
+                    segments.append(_reserve(runtime, entry, shard, addresses, pin=pin_file))
+                _make_room(runtime, entry.device, sum(shard.bytes for shard in shards))
+                # Until there are tensors: of sleeping memory none could be made.
+                awake.enter_context(_owned.writing(entry.tag, entry.device))
+                _fill(runtime, addresses, sum(shard.bytes for shard in shards))
+            tensors = _tensors(shards, segments, entry, runtime)
+        except BaseException:
+            segments.clear()  # the error's trace holds on to this frame
+            raise
+        finally:
+            _loading.forget(addresses)
+        _registry.tag_state(tag)
+        if entry.on_sleep is OnSleep.RELOAD:
+            _note_reloadable(tensors, segments)
     return tensors
 
 
@@ -182,14 +186,15 @@ def _reserve(
     return segment
 
 
-def _fill(runtime: Runtime, entry: PoolEntry, addresses: list[int], wanted: int) -> None:
-    """Reads every file: all of them, or nothing is mapped."""
-    if runtime.allocator.device_info(entry.device).free_bytes < wanted:
+def _make_room(runtime: Runtime, device: int, wanted: int) -> None:
+    if runtime.allocator.device_info(device).free_bytes < wanted:
         _snapshot.empty_cache(runtime)  # not possible any more when the tag is busy
+
+
+def _fill(runtime: Runtime, addresses: list[int], wanted: int) -> None:
+    """Reads every file: all of them, or nothing is mapped."""
     before = runtime.allocator.file_bytes()
-    with ExitStack() as stack:
-        stack.enter_context(_owned.writing(entry.tag, entry.device))
-        stack.enter_context(shown(wanted, lambda: runtime.allocator.file_bytes() - before))
+    with shown(wanted, lambda: runtime.allocator.file_bytes() - before):
         runtime.allocator.wake(addresses, fill=None, verify=False, progress=None)
 
 

@@ -6,6 +6,8 @@ import gc
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain, compress
+from typing import Any
 
 import torch
 
@@ -90,8 +92,9 @@ def _place(tensor: torch.Tensor) -> tuple[int, int]:
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(f"expected a tensor, not {type(tensor).__name__}")
     try:
-        storage = tensor.untyped_storage()
-        return storage.data_ptr(), storage.nbytes()
+        with torch._C.DisableTorchFunctionSubclass():  # what a subclass does is its own affair
+            storage = tensor.untyped_storage()
+            return storage.data_ptr(), storage.nbytes()
     except (NotImplementedError, RuntimeError):
         return 0, 0
 
@@ -132,11 +135,30 @@ def holders(blocks: Sequence[_snapshot.Block]) -> dict[int, list[torch.Tensor]]:
     found: dict[int, list[torch.Tensor]] = {}
     ordered = sorted(blocks)
     starts = [block.address for block in ordered]
-    for thing in gc.get_objects():
-        if not issubclass(type(thing), torch.Tensor):
-            continue
-        address, size = _place(thing)
+    for tensor in _tensors_alive():
+        address, size = _place(tensor)
         at = bisect_right(starts, address) - 1
         if size and at >= 0 and address < starts[at] + ordered[at].bytes:
-            found.setdefault(starts[at], []).append(thing)
+            found.setdefault(starts[at], []).append(tensor)
     return found
+
+
+def _tensors_alive() -> list[torch.Tensor]:
+    """Every tensor object there is.
+
+    Note [Other threads' tuples]: the collector knows tuples that another thread is still
+    making, and who holds one of them when its maker goes on makes that thread fail with a
+    SystemError. So whatever is no tensor is let go before another thread can run: list()
+    does all three steps, and there is no step of Python's in between.
+    """
+    kinds = _kinds_of(torch.Tensor)
+    things: list[Any] = []
+    fill = map(things.extend, map(gc.get_objects, (None,)))
+    tensors = compress(things, map(kinds.__contains__, map(type, things)))
+    empty = map(list.clear, (things,))
+    return list(chain(fill, tensors, empty))[1:-1]  # those two give None each
+
+
+def _kinds_of(kind: type) -> set[type]:
+    """The class and all that are derived from it."""
+    return {kind}.union(*map(_kinds_of, type.__subclasses__(kind)))

@@ -22,8 +22,8 @@ from cumem._dtypes import file_dtype
 from cumem._filling import fill, plain_tensors
 from cumem._held import held, refuse_asleep
 from cumem._matching import named_tensors, refuse_faults
-from cumem._private_file import replacing
-from cumem._safetensors import Header, fault, read_header
+from cumem._private_file import UnsyncedFolderError, replacing
+from cumem._safetensors import METADATA, Header, fault, read_header
 from cumem._snapshot_digests import UNKNOWN, refuse_damaged, written
 from cumem._snapshot_format import Notes, distinct, header_bytes, in_file_order, strides_of
 from cumem._snapshot_match import destination, differences
@@ -35,6 +35,7 @@ from cumem.loading import Loaded
 _log = logging.getLogger("cumem")
 
 _UNTOUCHED = "Nothing was saved; what was there before is as it was."
+_IN_PLACE = "The new file is in its place and whole, but may not be after a failure of power."
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,8 @@ def save_snapshot(
             that a file cannot hold, all of them named. AsleepError: some memory is asleep.
         BusyError: a capture is under way. ValueError: a name that is there twice.
         TypeError: a wrong type. In all cases no half file is left, and what was at
-            ``path`` is as it was.
+            ``path`` is as it was, unless the message says that the new file is in its place
+            and only its folder could not be brought to the disk.
     """
     tensors = _collect(module, extra)
     _refuse_unfit(Path(path), tensors)
@@ -161,11 +163,18 @@ def _refuse_unfit(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
     unfit = [
         f"{name} ({tensor.dtype}, {tensor.layout}, {tensor.device})"
         for name, tensor in tensors.items()
-        if file_dtype(tensor) is None or (tensor.numel() and not has_memory(tensor))
+        if file_dtype(tensor) is None
+        or (tensor.numel() and not has_memory(tensor))
+        or not _is_name(name)
     ]
     if unfit:
         what = f"{len(unfit)} tensor(s) cannot be in a safetensors file: {some(unfit)}"
         raise fault(path, what, _UNTOUCHED)
+
+
+def _is_name(name: str) -> bool:
+    """Can a file have a tensor of this name? Its notes have one of the names."""
+    return name != METADATA and name.encode(errors="ignore").decode() == name
 
 
 def _write(path: Path, tensors: Mapping[str, torch.Tensor], notes: Notes, staging: Staging) -> None:
@@ -180,7 +189,8 @@ def _write(path: Path, tensors: Mapping[str, torch.Tensor], notes: Notes, stagin
             file.rewrite(header_bytes(tensors, replace(notes, digests=digests)))
     except OSError as error:
         what = f"its {size(total)} cannot be written ({error.strerror or error})"
-        raise CheckpointError(f"{path}: {what}. {_UNTOUCHED}") from error
+        left = _IN_PLACE if isinstance(error, UnsyncedFolderError) else _UNTOUCHED
+        raise CheckpointError(f"{path}: {what}. {left}") from error
 
 
 def _payload(

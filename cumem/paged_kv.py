@@ -53,9 +53,10 @@ class PagedKVCache:
             2 MiB. None: a 64th of a layer at its largest.
 
     Raises:
-        ValueError: a number that is not positive, ``max_blocks`` below ``blocks``, an
-            empty tag, an unknown policy, no such device. TypeError: a wrong type.
+        ValueError: a number that is not positive or too large, ``max_blocks`` below ``blocks``,
+            an empty tag, an unknown policy, no such device. TypeError: a wrong type.
         DeviceOutOfMemoryError: no room. DriverError: the driver refused.
+        AsleepError: another thread put the tag to sleep meanwhile.
         Nothing was allocated.
     """
 
@@ -92,7 +93,6 @@ class PagedKVCache:
         self.max_blocks = largest
         self.block_bytes = math.prod(self._block_shape) * dtype.itemsize
         self._lock = threading.RLock()
-        self._tables = BlockTables(blocks)
         self._segments = [
             _owned.allocate(
                 blocks * self.block_bytes,
@@ -104,6 +104,7 @@ class PagedKVCache:
             )
             for _ in range(layers)
         ]
+        self._tables = BlockTables(blocks)  # host memory for each: first the device has room
         self.tag = self._segments[0].tag
         self.on_sleep = self._segments[0].on_sleep
         self.device = self._segments[0].device

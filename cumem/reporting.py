@@ -251,10 +251,13 @@ def _meets_any(block: _snapshot.Block, ranges: list[tuple[int, int]]) -> bool:
 
 def _block(found: _snapshot.Details, holders: dict[int, list[torch.Tensor]]) -> BlockReport:
     block = found.block
-    tensors = {
-        f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
-        for tensor in holders.get(block.address, ())
-    }
+    tensors = {_described(tensor) for tensor in holders.get(block.address, ())}
     return BlockReport(
         block.address, block.bytes, found.requested, tuple(sorted(tensors)), found.stack
     )
+
+
+def _described(tensor: torch.Tensor) -> str:
+    with torch._C.DisableTorchFunctionSubclass():
+        lengths = "[nested]" if tensor.is_nested else str(list(tensor.shape))
+        return f"{str(tensor.dtype).removeprefix('torch.')}{lengths}"

@@ -55,6 +55,19 @@ def test_a_process_that_agreed_tells_what_report_says(capsys: pytest.CaptureFixt
         assert list(json.loads(out)) == [str(os.getpid())]
 
 
+def test_two_servers_of_a_process_end_each_on_its_own(folder: Path) -> None:
+    library = cumem.serve_reports()
+    with cumem.serve_reports():
+        assert answering.ask(os.getpid()) is not None
+    assert answering.ask(os.getpid()) is not None, "the library's server is still there"
+    with cumem.serve_reports():
+        library.close()
+        library.close()
+        assert answering.ask(os.getpid()) is not None
+    assert answering.ask(os.getpid()) is None
+    assert list(folder.iterdir()) == []
+
+
 @pytest.mark.usefixtures("weights")
 def test_another_process_is_asked_from_outside(folder: Path) -> None:
     with cumem.serve_reports():
@@ -111,6 +124,21 @@ def test_an_error_of_the_report_reaches_who_asked(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(answering, "report", failing)
     with cumem.serve_reports(), pytest.raises(cumem.CumemError, match="the driver is gone"):
+        answering.ask(os.getpid())
+
+
+def test_a_fault_of_one_report_does_not_end_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    with cumem.serve_reports():
+        with monkeypatch.context() as patch:
+            patch.setattr(answering, "report", lambda: 1 // 0)
+            with pytest.raises(cumem.CumemError, match=r"its report failed \(ZeroDivisionError"):
+                answering.ask(os.getpid())
+        assert answering.ask(os.getpid()) is not None
+
+
+def test_an_answer_that_is_broken_off_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(answering, "_answer", lambda: b'{"text": "half')
+    with cumem.serve_reports(), pytest.raises(cumem.CumemError, match="broke its answer off"):
         answering.ask(os.getpid())
 
 

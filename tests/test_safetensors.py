@@ -58,7 +58,12 @@ FAULTY_HEADERS: dict[str, tuple[object, str]] = {
     "huge offsets": ({"a": {**tensor(0, 8), "data_offsets": [0, 10**4000]}}, "impossible offsets"),
     "a size that does not fit": ({"a": tensor(0, 8, "F32", [3])}, "8 bytes, not what F32 of shape"),
     "a size beyond any file": ({"a": tensor(0, 8, "U8", [2**62] * 9)}, "8 bytes, not what"),
+    "lengths beyond any tensor": ({"a": tensor(0, 0, "U8", [0, 2**62, 2])}, "0 bytes, not what"),
     "half a byte": ({"a": tensor(0, 1, "F4", [1])}, "1 bytes, not what F4"),
+    "rows that end in half a byte": (
+        {"a": tensor(0, 3, "F4", [2, 3])},
+        "rows of F4 end in half a byte",
+    ),
     "an overlap": ({"a": tensor(0, 6), "b": tensor(4, 8)}, "tensor 'b' overlaps tensor 'a'"),
     "a gap": ({"a": tensor(0, 3), "b": tensor(4, 8)}, "a gap of 1 bytes before tensor 'b'"),
     "a gap at the start": ({"a": tensor(2, 8)}, "a gap of 2 bytes before tensor 'a'"),
@@ -115,6 +120,12 @@ def test_faulty_file_is_refused_and_named(tmp_path: Path, kind: str) -> None:
         read_checkpoint(file)
     assert str(file) in str(caught.value)
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["a\0b", "a\ud800b", "a" * 5000])
+def test_path_that_no_file_can_have_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(cumem.CheckpointError, match=r"it cannot be read.*Nothing was loaded"):
+        read_checkpoint(tmp_path / name)
 
 
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -187,6 +198,7 @@ def test_sharded_folder_is_read_whole(tmp_path: Path) -> None:
         ({"a": "/etc/passwd"}, "not a file name"),
         ({"a": "1\0"}, "not a file name"),
         ({"a": 1}, "not a file name"),
+        ({"a": "\ud800"}, "it cannot be read"),
         ({}, "it has no weight_map"),
         ([], "it has no weight_map"),
     ],
@@ -212,6 +224,23 @@ def test_index_that_is_no_index_is_refused(tmp_path: Path, text: bytes) -> None:
         read_checkpoint(tmp_path)
 
 
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (os.mkfifo, "not a regular file"),
+        (os.mkdir, "not a regular file"),
+        (lambda index: (index.touch(), os.truncate(index, 1 << 40)), "at most 100 MB"),
+    ],
+)
+def test_index_that_is_no_such_file_is_refused(
+    tmp_path: Path, make: Callable[[Path], object], message: str
+) -> None:
+    make(tmp_path / INDEX)
+    with pytest.raises(cumem.CheckpointError, match=f"{INDEX}.*{message}"):
+        read_checkpoint(tmp_path)
+
+
 def test_folder_without_safetensors_is_refused_and_pickle_is_not_touched(tmp_path: Path) -> None:
     (tmp_path / "pytorch_model.bin").write_bytes(b"cos\nsystem\n(S'false'\ntR.")
     with pytest.raises(cumem.CheckpointError, match="no safetensors file in it"):
@@ -226,4 +255,18 @@ def test_folder_of_several_files_without_an_index_is_refused(tmp_path: Path) -> 
     ):
         read_checkpoint(tmp_path)
     write(tmp_path / "model.safetensors", GOOD)
+    assert list(read_checkpoint(tmp_path).tensors) == ["a", "b"]
+
+
+def test_half_a_checkpoint_is_not_taken_for_a_whole_one(tmp_path: Path) -> None:
+    write(tmp_path / "model-00001-of-00002.safetensors", GOOD)
+    with pytest.raises(cumem.CheckpointError, match="is one of several files"):
+        read_checkpoint(tmp_path)
+    (tmp_path / INDEX).symlink_to("not downloaded yet")
+    with pytest.raises(cumem.CheckpointError, match=f"{INDEX}: it cannot be read"):
+        read_checkpoint(tmp_path)
+
+
+def test_only_file_of_one_is_a_whole_checkpoint(tmp_path: Path) -> None:
+    write(tmp_path / "model-00001-of-00001.safetensors", GOOD)
     assert list(read_checkpoint(tmp_path).tensors) == ["a", "b"]

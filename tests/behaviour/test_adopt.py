@@ -178,3 +178,31 @@ def test_each_tensor_stays_on_its_device() -> None:
     cumem.trim()
     assert [device.mapped_bytes for device in cumem.stats().devices] == [GRANULE, GRANULE]
     assert before == [GRANULE, GRANULE]
+
+
+def test_what_was_added_since_moves_once() -> None:
+    with cumem.default_device():
+        module = nn.ModuleList([nn.Linear(8, 8)])
+        cumem.adopt(module)
+        module.append(nn.Linear(8, 8))
+    assert cumem.adopt(module).tensors == 2
+    places, expected = pointers(module), bytes_of(module)
+    assert cumem.adopt(module).tensors == 0
+    assert pointers(module) == places
+    with cumem.default_device():
+        module.append(nn.Linear(8, 8))
+    assert cumem.adopt(module).tensors == 4, "what is new shares a segment with what was alone"
+    assert cumem.adopt(module).tensors == 0
+    assert {name: bytes_of(module)[name] for name in expected} == expected
+
+
+def test_module_that_shares_weights_with_another_moves_once() -> None:
+    with cumem.default_device():
+        one, other = nn.Linear(8, 8), nn.Linear(8, 8)
+    other.weight = one.weight
+    cumem.adopt(one)
+    assert cumem.adopt(other).tensors == 1
+    places = pointers(other)
+    assert (cumem.adopt(other).tensors, cumem.adopt(one).tensors) == (0, 0)
+    assert pointers(other) == places
+    assert other.weight is one.weight

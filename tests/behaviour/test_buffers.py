@@ -163,3 +163,11 @@ def test_too_large_a_plan_allocates_nothing(driver: DriverUnderTest) -> None:
     with pytest.raises(cumem.DeviceOutOfMemoryError):
         plan.allocate()
     assert cumem.stats().physical_bytes == 0
+
+
+def test_a_plan_beyond_any_address_allocates_nothing() -> None:
+    plan = cumem.BufferPlan()
+    plan.add("bytes of bytes", 2**70, first=0, last=0)
+    with pytest.raises(ValueError, match="addresses for so many"):
+        plan.allocate()
+    assert cumem.stats().physical_bytes == 0

@@ -21,6 +21,7 @@ from safetensors.torch import load_file as reference_load
 from support import GRANULE, MIB, DriverUnderTest, in_thread, same_bytes, tag_stats
 
 import cumem
+from cumem import files
 
 
 def test_a_file_comes_as_one_segment_of_its_own_bytes(
@@ -179,6 +180,23 @@ def test_two_threads_may_load_at_once(tmp_path: Path) -> None:
     other = in_thread(lambda: cumem.load_file(path, tag="other"))
     assert agree(cumem.load_file(path), model())
     assert agree(other, model())
+
+
+@pytest.mark.parametrize("step", ["_fill", "_tensors"])
+def test_nobody_puts_it_to_sleep_before_it_is_handed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    path, original = write_file(tmp_path / "model.safetensors", model()), getattr(files, step)
+    cumem.load_file(path)  # the tag is known from now on
+
+    def then_another_sleeps(*arguments: object) -> object:
+        result = original(*arguments)
+        with pytest.raises(cumem.BusyError):
+            in_thread(cumem.sleep)
+        return result
+
+    monkeypatch.setattr(files, step, then_another_sleeps)
+    assert agree(cumem.load_file(path), model())
 
 
 # Progress

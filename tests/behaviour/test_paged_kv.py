@@ -19,6 +19,7 @@ from paged_kv_support import (
 from support import DriverUnderTest, fill_pattern, raw, tag_stats
 
 import cumem
+from cumem import paged_kv
 
 # Memory and tensors
 
@@ -214,6 +215,8 @@ def test_a_failed_sleep_forgets_nothing(driver: DriverUnderTest) -> None:
         ({"device": 1.5}, TypeError, "device must be"),
         ({"blocks": 9, "max_blocks": 8}, ValueError, "at least blocks"),
         ({"chunk_bytes": 5}, ValueError, "multiple of 2 MiB"),
+        ({"chunk_bytes": 2**70}, ValueError, "addresses for so many"),
+        ({"max_blocks": 2**60}, ValueError, "addresses for so many"),
         ({"on_sleep": "dream"}, ValueError, "unknown on_sleep"),
         ({"device": "cpu:9"}, ValueError, "no device"),
     ],
@@ -237,6 +240,17 @@ def test_a_dtype_by_name_is_refused() -> None:
             dtype="float16",  # type: ignore[arg-type]
         )
     assert cumem.stats().segment_bytes == 0
+
+
+def test_host_memory_for_blocks_is_taken_only_once_the_device_has_room(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def taken(blocks: int) -> None:
+        raise AssertionError(f"a list of {blocks} blocks: the system ends the process")
+
+    monkeypatch.setattr(paged_kv, "BlockTables", taken)
+    with pytest.raises(cumem.DeviceOutOfMemoryError):
+        make_cache(blocks=2**40)  # bytes, where blocks are wanted
 
 
 def test_a_cache_without_room_leaves_no_layer_behind(driver: DriverUnderTest) -> None:

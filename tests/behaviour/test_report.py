@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -10,7 +12,7 @@ import torch
 from support import GRANULE, MIB, DriverUnderTest, make, make_as
 
 import cumem
-from cumem import _runtime
+from cumem import _runtime, inspection
 
 
 def only_tag(tag: str) -> cumem.TagReport:
@@ -70,6 +72,56 @@ def test_the_ten_largest_blocks_are_named_with_what_holds_them() -> None:
     ]
     assert largest[0].tensors == ("float32[14, 256]",)
     assert largest[0].stack == ()
+
+
+def test_report_leaves_what_other_threads_are_making_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with cumem.use_memory_pool("weights"):
+        tensor = make(4096)
+    begun, looking, made = threading.Event(), threading.Event(), []
+    place = inspection._place
+
+    def slowly() -> Iterator[int]:
+        begun.set()
+        assert looking.wait(60)
+        yield from range(3)
+
+    def wait_for_it(thing: torch.Tensor) -> tuple[int, int]:
+        looking.set()
+        maker.join(60)
+        return place(thing)
+
+    maker = threading.Thread(target=lambda: made.append(tuple(slowly())))
+    maker.start()
+    assert begun.wait(60)
+    monkeypatch.setattr(inspection, "_place", wait_for_it)
+    assert only_tag("weights").largest[0].tensors == (f"uint8[{tensor.numel()}]",)
+    maker.join(60)
+    assert made == [(0, 1, 2)]
+
+
+class Rude(torch.Tensor):
+    """A subclass that wants to be asked nothing."""
+
+    @classmethod
+    def __torch_function__(cls, *_: object, **__: object) -> Any:
+        raise KeyError("rude")
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_tensors_of_any_kind_are_named() -> None:
+    lazy = torch.nn.LazyLinear(3)  # its parameters raise ValueError
+    with cumem.use_memory_pool("weights"):
+        memory, rude = make(8000), make(4096).as_subclass(Rude)
+    lengths, strides, starts = torch.tensor([[5000], [3000]]), torch.ones(2, 1), [0, 5000]
+    nested = torch._nested_view_from_buffer(memory, lengths, strides.long(), torch.tensor(starts))
+    held = [block.tensors for block in only_tag("weights").largest]
+    assert ("uint8[4096]",) in held
+    assert ("uint8[8000]", "uint8[nested]") in held
+    assert cumem.covered(lazy) == []
+    assert len(cumem.uncovered(lazy)) == len(held)
+    assert (cumem.tag_of(rude), cumem.is_mapped(nested)) == ("weights", True)
 
 
 def test_allocation_stacks_are_shown_where_torch_records_them(

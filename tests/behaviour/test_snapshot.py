@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +51,24 @@ def test_fresh_module_is_brought_to_the_same_state(tmp_path: Path, staging: int)
     assert pointers(fresh) == addresses
     assert state() == before
     assert fresh.head.weight is fresh.embedding.weight
+
+
+class Windows(nn.Module):
+    """Buffers that lie in one another, at one address too, and that cross."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        memory = torch.empty(1000)
+        for name, start, stop in (("all", 0, 600), ("head", 0, 10), ("middle", 200, 300)):
+            self.register_buffer(name, memory[start:stop])
+        self.register_buffer("past", memory[500:1000])
+
+
+def test_buffers_that_share_memory_come_back_whole(tmp_path: Path) -> None:
+    module, fresh = built(1, Windows), built(100, Windows)
+    cumem.save_snapshot(tmp_path / "state", module)
+    cumem.restore_snapshot(tmp_path / "state", fresh)
+    assert bytes_of(fresh) == bytes_of(module)
 
 
 def test_file_is_private_and_any_reader_of_the_format_reads_it(tmp_path: Path) -> None:
@@ -131,6 +151,32 @@ def test_full_directory_leaves_the_older_snapshot_and_nothing_else(
     assert bytes_of(module) == expected
 
 
+@pytest.mark.parametrize("code", [errno.EIO, errno.EINVAL])
+def test_folder_that_cannot_be_synced_is_not_said_to_hold_the_older_snapshot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    module, file = built(1, lambda: nn.Linear(4, 4)), tmp_path / "state"
+    cumem.save_snapshot(file, built(100, lambda: nn.Linear(4, 4)))
+    real = os.fsync
+
+    def refuse_folders(descriptor: int) -> None:
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(code, os.strerror(code))
+        real(descriptor)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(_private_file.os, "fsync", refuse_folders)
+        if code == errno.EINVAL:  # a file system whose folders cannot be synced
+            cumem.save_snapshot(file, module)
+        else:
+            with pytest.raises(cumem.CheckpointError, match="The new file is in its place"):
+                cumem.save_snapshot(file, module)
+    assert os.listdir(tmp_path) == ["state"]
+    fresh = built(100, lambda: nn.Linear(4, 4))
+    cumem.restore_snapshot(file, fresh)
+    assert bytes_of(fresh) == bytes_of(module)
+
+
 def test_place_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
     module = built(1, lambda: nn.Linear(4, 4))
     (tmp_path / "folder").mkdir()
@@ -148,6 +194,16 @@ def test_tensors_that_no_file_holds_are_all_named(tmp_path: Path) -> None:
     with pytest.raises(cumem.CheckpointError, match=r"3 tensor.*: wide .*, thin .*, void"):
         cumem.save_snapshot(tmp_path / "state", module)
     assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("name", ["__metadata__", "half a pair \ud800"])
+def test_name_that_no_file_holds_leaves_the_older_snapshot(tmp_path: Path, name: str) -> None:
+    module = built(1, lambda: nn.Linear(4, 4))
+    cumem.save_snapshot(tmp_path / "state", module)
+    older = (tmp_path / "state").read_bytes()
+    with pytest.raises(cumem.CheckpointError, match=r"1 tensor.* cannot be in a safetensors file"):
+        cumem.save_snapshot(tmp_path / "state", module, extra={name: torch.ones(1)})
+    assert (tmp_path / "state").read_bytes() == older
 
 
 def test_wrong_arguments_change_nothing(tmp_path: Path) -> None:
