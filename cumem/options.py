@@ -124,11 +124,13 @@ class Options:
                 raise ValueError(f"{name} must not be negative, not {getattr(self, name)}")
         buffer, ring = self.load_buffer_bytes, self.load_ring_bytes
         if buffer <= 0 or buffer % 4096:
-            raise ValueError(f"load_buffer_bytes must be a multiple of 4096, not {buffer}")
+            raise ValueError(f"load_buffer_bytes must be a multiple of 4 KiB, not {buffer}")
         if not buffer <= ring <= 1024 * MIB:
-            raise ValueError(f"load_ring_bytes must be from {buffer} to 1 GiB, not {ring}")
+            raise ValueError(
+                f"load_ring_bytes must be from load_buffer_bytes ({buffer}) to 1 GiB, not {ring}"
+            )
         if self.staging_bytes < 4096:
-            raise ValueError(f"staging_bytes must be at least 4096, not {self.staging_bytes}")
+            raise ValueError(f"staging_bytes must be at least 4 KiB, not {self.staging_bytes}")
 
 
 def _clean_check(value: CleanCheck | str) -> CleanCheck:
