@@ -74,7 +74,7 @@ class Options:
             what has changed. False: their memory goes back to the system at wake.
         clean_check: how a sleep finds out what has not changed: ``"digest"``,
             ``"never"`` or ``"declared"``.
-        disk_dir: folder for what sleeps to disk; it needs room for all of it.
+        disk_dir: folder, which must exist, for what sleeps to disk; it needs room for all of it.
         load_threads: threads that read and write files; 0: one per processor but one, at
             most 16.
         load_buffer_bytes: what one of them moves at a time, a multiple of 4 KiB.
