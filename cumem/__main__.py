@@ -59,7 +59,12 @@ def _parser() -> argparse.ArgumentParser:
         "again. Exit status 0 says that every pointer and every bit was the same.",
     )
     _add_subject(shown)
-    commands.add_parser("info", help="what this machine supports, and why not")
+    commands.add_parser(
+        "info",
+        help="what this machine supports, and why not",
+        description="Says what this machine supports, and why not: driver, devices, host memory, "
+        "torch, and whether 2 MiB came back from a sleep bit for bit.",
+    )
     _add_report(commands)
     _add_timeline(commands)
     serve_command.add_parser(commands)
@@ -128,6 +133,7 @@ def _demo(chosen: argparse.Namespace) -> int:
 
 
 def _show_timeline(chosen: argparse.Namespace) -> int:
+    _timeline_command.check_outputs(chosen.json, chosen.plot)
     _say_when_emulated()
     timeline = _timeline_command.record(chosen.model, chosen.size)
     _say(timeline.to_markdown() if chosen.markdown else str(timeline))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Iterable
 from typing import TypeVar
 
 from cumem import _registry
 from cumem._plan import Request, require_disk_dir
+from cumem._runtime import current_options
 from cumem._text import choices
 from cumem.options import OnSleep
 
@@ -25,7 +27,8 @@ def sleep_request(
         TypeError: a wrong type.
     """
     if isinstance(level, bool) or not isinstance(level, int):
-        raise TypeError(f"level must be an int, not {type(level).__name__}")
+        hint = "; tags are given by name: tags=[...]" if isinstance(level, Iterable) else ""
+        raise TypeError(f"level must be an int, not {shown(level)}{hint}")
     if level not in (0, 1, 2):
         raise ValueError(f"unknown level {level}; choices: 0, 1, 2")
     if offload_tags is not None and level == 2:
@@ -86,7 +89,13 @@ def pool_policy(on_sleep: OnSleep | str | None, tag: str, *, has_file: bool = Fa
         raise ValueError("on_sleep='reload' is for what cumem.load_file loads: it needs a file")
     if policy is OnSleep.DISK:
         require_disk_dir()
+        _check_folder(current_options().disk_dir)
     return policy
+
+
+def _check_folder(disk_dir: str | None) -> None:
+    if disk_dir is not None and not os.path.isdir(disk_dir):
+        raise ValueError(f"on_sleep='disk' needs a folder, and disk_dir {disk_dir!r} is none")
 
 
 def fill_value(fill: str | None) -> int | None:

@@ -201,7 +201,7 @@ class LlamaModel:
         self.shape = shape_of(weight_bytes)
         self.weight_bytes = self.shape.bytes
         self.title = (
-            f"a Llama-like model with random weights: {self.shape.layers} layers of width "
+            f"a Llama-like model with random weights: {self.shape.layers} layer(s) of width "
             f"{self.shape.hidden}, {self.shape.parameters / 1e6:.1f} million parameters"
         )
 

@@ -56,14 +56,23 @@ def answer_of(name_map: NameMap | None, entry: TensorEntry) -> str | list[Destin
     if isinstance(answer, torch.Tensor) or _is_sliced(answer):
         return [_destination(answer, entry)]
     if isinstance(answer, (list, tuple)) and answer:
+        if _is_pair(answer) and not isinstance(answer[1], (tuple, torch.Tensor)):
+            raise TypeError(
+                f"name_map: the slices for {brief(entry.name)} must be a slice or a tuple of "
+                f"slices, not {type(answer[1]).__name__}"
+            )
         return [_destination(part, entry) for part in answer]
     raise _wrong(entry, answer)
 
 
 def _is_sliced(answer: Any) -> bool:
     """A view with slices, not several views?"""
+    return _is_pair(answer) and _are_slices(answer[1])
+
+
+def _is_pair(answer: Any) -> bool:
     pair = isinstance(answer, tuple) and len(answer) == 2
-    return pair and isinstance(answer[0], torch.Tensor) and _are_slices(answer[1])
+    return pair and isinstance(answer[0], torch.Tensor)
 
 
 def _are_slices(value: Any) -> bool:

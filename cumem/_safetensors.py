@@ -143,8 +143,8 @@ def _header_length(file: Path, prefix: bytes, file_bytes: int) -> int:
     if length > MOST_HEADER_BYTES:
         raise fault(
             file,
-            f"its header would have {length} bytes, more than the allowed 100 MB; "
-            "is it a safetensors file?",
+            f"it is no safetensors file: its header would have {length} bytes, "
+            "more than the allowed 100 MB",
         )
     if length > file_bytes - _PREFIX_BYTES:
         raise fault(file, f"its header would have {length} bytes, the file has {file_bytes}")

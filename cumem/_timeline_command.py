@@ -6,12 +6,27 @@ way that a serving engine takes.
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import torch
 
 import cumem
 from cumem import _runtime, demo
 from cumem.errors import translated
-from cumem.timeline import Timeline
+from cumem.timeline import Timeline, plotting
+
+
+def check_outputs(json_file: str | None, plot_file: str | None) -> None:
+    """Can what was asked for be written? Said before a model is built, which takes long.
+
+    Raises:
+        FileNotFoundError: no folder for a file. CumemError: matplotlib is not installed.
+    """
+    for file in (json_file, plot_file):
+        if file is not None and not Path(file).parent.is_dir():
+            raise FileNotFoundError(f"there is no folder for {file!r}; nothing was run")
+    if plot_file is not None:
+        plotting()
 
 
 def record(model: str | None, size_bytes: int | None) -> Timeline:

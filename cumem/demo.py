@@ -25,7 +25,7 @@ Say = Callable[[str], None]
 
 WEIGHTS, CACHE = "weights", "kv_cache"
 _MIB = 1 << 20
-_COLUMNS = ("live", "reserved", "tracked", "segments", "device used", "host")
+_COLUMNS = ("live", "reserved", "tracked", "segments", "device used", "host held")
 
 
 def run(model: str | None, size_bytes: int | None, say: Say) -> int:

@@ -74,7 +74,7 @@ class Options:
             what has changed. False: their memory goes back to the system at wake.
         clean_check: how a sleep finds out what has not changed: ``"digest"``,
             ``"never"`` or ``"declared"``.
-        disk_dir: folder for what sleeps to disk; it needs room for all of it.
+        disk_dir: folder, which must exist, for what sleeps to disk; it needs room for all of it.
         load_threads: threads that read and write files; 0: one per processor but one, at
             most 16.
         load_buffer_bytes: what one of them moves at a time, a multiple of 4 KiB.
@@ -124,11 +124,13 @@ class Options:
                 raise ValueError(f"{name} must not be negative, not {getattr(self, name)}")
         buffer, ring = self.load_buffer_bytes, self.load_ring_bytes
         if buffer <= 0 or buffer % 4096:
-            raise ValueError(f"load_buffer_bytes must be a multiple of 4096, not {buffer}")
+            raise ValueError(f"load_buffer_bytes must be a multiple of 4 KiB, not {buffer}")
         if not buffer <= ring <= 1024 * MIB:
-            raise ValueError(f"load_ring_bytes must be from {buffer} to 1 GiB, not {ring}")
+            raise ValueError(
+                f"load_ring_bytes must be from load_buffer_bytes ({buffer}) to 1 GiB, not {ring}"
+            )
         if self.staging_bytes < 4096:
-            raise ValueError(f"staging_bytes must be at least 4096, not {self.staging_bytes}")
+            raise ValueError(f"staging_bytes must be at least 4 KiB, not {self.staging_bytes}")
 
 
 def _clean_check(value: CleanCheck | str) -> CleanCheck:

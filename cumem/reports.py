@@ -60,7 +60,8 @@ class SleepReport:
             f"slept {_names(self.tags)}: freed {size(self.freed_bytes)}, "
             f"offloaded {size(self.offloaded_bytes)} (copied {size(self.copied_bytes)}, "
             f"skipped {size(self.skipped_bytes)}), discarded {size(self.discarded_bytes)}, "
-            f"host {size(self.host_bytes)}{pageable}{files}{disk}, in {self.seconds:.3f} s"
+            f"host memory held {size(self.host_bytes)}{pageable}{files}{disk}, "
+            f"in {self.seconds:.3f} s"
         )
 
 

@@ -245,11 +245,20 @@ def _row(mark: Mark) -> list[str]:
     ]
 
 
-def _draw(marks: Sequence[Mark], path: Path) -> None:
+def plotting() -> Any:
+    """The module that draws.
+
+    Raises:
+        CumemError: matplotlib is not installed.
+    """
     try:
-        figures = importlib.import_module("matplotlib.figure")
+        return importlib.import_module("matplotlib.figure")
     except ImportError as error:
         raise CumemError(f"a plot needs matplotlib ({error}): pip install 'cumem[plot]'") from error
+
+
+def _draw(marks: Sequence[Mark], path: Path) -> None:
+    figures = plotting()
     figure = figures.Figure(figsize=(max(6.0, 1.2 * len(marks)), 4.5), layout="constrained")
     axes = figure.subplots()
     at = range(len(marks))

@@ -242,6 +242,29 @@ def test_timeline_shows_each_step_in_every_form(
     assert awake["mapped_bytes"] == built["mapped_bytes"]
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--json", "missing/steps.json"], "there is no folder for 'missing/steps.json'"),
+        (["--plot", "missing/steps.svg"], "there is no folder for 'missing/steps.svg'"),
+        (["--plot", "steps.svg"], "pip install 'cumem[plot]'"),
+    ],
+)
+def test_timeline_says_what_it_cannot_write_before_it_builds_a_model(
+    arguments: list[str],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    assert main(["timeline", *arguments]) == 1
+    shown = capsys.readouterr()
+    assert (shown.out, message in shown.err) == ("", True)
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize("name", ["CUMEM_EMULATED_CAPACITY", "CUMEM_EMULATED_DEVICES"])
 @pytest.mark.parametrize("value", ["1GiB", "0", "-1"])
 def test_an_emulated_machine_that_cannot_be_is_refused(

@@ -22,15 +22,16 @@ ONE_STORY = (
 APART = ("memory.md", "migrating.md", "model_host.md")
 
 
-def examples(page: str) -> list[str]:
-    found = re.findall(r"^```python\n(.*?)^```", (DOCS / page).read_text(), re.DOTALL | re.M)
+def examples(page: str, folder: Path = DOCS) -> list[str]:
+    found = re.findall(r"^```python\n(.*?)^```", (folder / page).read_text(), re.DOTALL | re.M)
     assert found, page
     return found
 
 
 @pytest.mark.parametrize("page", ONE_STORY)
 def test_examples_run_one_after_the_other(page: str, tmp_path: Path) -> None:
-    run_fresh("\n".join([f"import os\nos.chdir({str(tmp_path)!r})", *examples(page)]))
+    front = examples(page, DOCS.parent) if page == "README.md" else []  # the project's own
+    run_fresh("\n".join([f"import os\nos.chdir({str(tmp_path)!r})", *front, *examples(page)]))
 
 
 @pytest.mark.parametrize(

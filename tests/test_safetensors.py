@@ -103,7 +103,10 @@ FAULTY_FILES: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda file: (file.write_bytes(struct.pack("<Q", 100_000_001)), truncate(file, 1 << 28)),
         "100000001 bytes, more than the allowed 100 MB",
     ),
-    "a header of 2^64 bytes": (lambda file: file.write_bytes(b"\xff" * 64), "allowed 100 MB"),
+    "a header of 2^64 bytes": (
+        lambda file: file.write_bytes(b"\xff" * 64),
+        "is no safetensors file",
+    ),
     "a missing file": (Path.unlink, "No such file"),
     "a pipe": (lambda file: (file.unlink(), os.mkfifo(file)), "not a regular file"),
 }

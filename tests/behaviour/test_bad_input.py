@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -151,6 +152,13 @@ def test_the_message_lists_the_choices(call: Callable[[], object], choices: list
     with pytest.raises(ValueError) as caught:
         call()
     assert all(choice in str(caught.value) for choice in choices)
+
+
+@pytest.mark.parametrize("level", [["weights"], "weights", {"weights"}])
+def test_tags_in_place_of_the_level_are_told_how_they_are_given(level: Any) -> None:
+    for call in (cumem.sleep, cumem.plan_sleep):
+        with pytest.raises(TypeError, match=r"level must be an int, .*tags=\[\.\.\.\]"):
+            call(level)
 
 
 def test_an_unknown_tag_is_told_with_the_known_ones() -> None:

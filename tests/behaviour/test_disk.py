@@ -181,6 +181,13 @@ def test_without_a_folder_it_is_refused_first() -> None:
         cumem.use_memory_pool("weights", on_sleep="disk")
 
 
+def test_a_folder_that_is_missing_is_told_before_anything_is_allocated(folder: Path) -> None:
+    for wrong in (folder / "missing", Path(__file__)):
+        configure(wrong)
+        with pytest.raises(ValueError, match=rf"needs a folder, and disk_dir '{wrong}' is none"):
+            cumem.use_memory_pool("weights", on_sleep="disk")
+
+
 def test_a_folder_taken_away_is_refused_first(tensors: list[torch.Tensor], folder: Path) -> None:
     configure(None)
     before = state()

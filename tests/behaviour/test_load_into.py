@@ -227,6 +227,14 @@ def test_answer_that_is_none_is_an_error_that_names_the_tensor(tmp_path: Path, a
         cumem.load_into({}, tmp_path)
 
 
+@pytest.mark.parametrize("slices", [1, None, [slice(1)]])
+def test_slices_that_are_none_are_told_as_such(tmp_path: Path, slices: Any) -> None:
+    module = pooled(lambda: nn.Linear(2, 3, bias=False))
+    save_file({"weight": numbers(3, 2)}, tmp_path / "model.safetensors")
+    with pytest.raises(TypeError, match=r"slices for 'weight' must be a slice or a tuple of"):
+        cumem.load_into(module, tmp_path, name_map={"weight": (module.weight, slices)})
+
+
 def test_file_that_fails_while_it_is_read_says_what_was_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
