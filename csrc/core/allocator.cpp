@@ -144,11 +144,8 @@ Status Allocator::reserve(std::size_t bytes, int ordinal, Owner owner,
 
 FileMeans Allocator::file_means() {
   std::lock_guard<std::mutex> lock(mutex_);
-  const auto make_room = [this] {
-    const bool dropped = drop_kept_backups();
-    return host_.release_idle() > 0 || dropped;
-  };
-  return {host_, config_.file, file_bytes_, make_room};
+  const auto room = [this] { return make_room(&HostStore::release_idle).more; };
+  return {host_, config_.file, file_bytes_, room};
 }
 
 void Allocator::publish(std::unique_ptr<Segment> segment) {
@@ -256,10 +253,15 @@ bool Allocator::drop_kept_backups() {
   return !kept.empty();
 }
 
+Allocator::Room Allocator::make_room(std::size_t (HostStore::*release)()) {
+  const bool dropped = drop_kept_backups();
+  const std::size_t released = (host_.*release)();
+  return {released, dropped || released > 0};
+}
+
 std::size_t Allocator::release_host() {
   std::lock_guard<std::mutex> operation(operation_);
-  drop_kept_backups();
-  return host_.release_idle();
+  return make_room(&HostStore::release_idle).released;
 }
 
 bool Allocator::capturing(int ordinal) {

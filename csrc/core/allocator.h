@@ -142,6 +142,11 @@ class Allocator {
  private:
   friend class Transition;
   using Registry = std::map<CUdeviceptr, std::unique_ptr<Segment>>;
+  // What host memory that only saves time made room for when it went.
+  struct Room {
+    std::size_t released = 0;  // bytes that the system has back
+    bool more = false;         // for backups, in the arena or beside it
+  };
 
   Status make_segment(const Extent& extent, Device& device, std::unique_ptr<Segment>& out);
   Status keep_margin(std::size_t bytes, const Device& device) const;
@@ -158,7 +163,10 @@ class Allocator {
   Status verify_ledger() const;  // pre: operation_ is held
   Status take_awake(const std::vector<FilePart>& parts, Transition& transition,
                     std::vector<Segment*>& out);
-  bool drop_kept_backups();  // of awake segments; was there any? pre: the same
+  // Drops backups that are kept for awake segments, then pieces that `release` chooses.
+  // pre: the same.
+  Room make_room(std::size_t (HostStore::*release)());
+  bool drop_kept_backups();  // was there any? pre: the same
   Status sleep_alone(const SleepRequest& request, SleepResult& result);  // pre: the same
   Status take_host_memory(std::vector<Leaving>& leaving);
   Status save_all(const std::vector<Device*>& devices, std::vector<Leaving>& leaving,
