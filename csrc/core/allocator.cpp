@@ -203,12 +203,16 @@ std::unique_ptr<Segment> Allocator::extract(CUdeviceptr address) {
 }
 
 // Kernels may still use the memory: cuMemUnmap does not wait, so this does.
-void Allocator::end(std::unique_ptr<Segment> segment) noexcept {
+Status Allocator::give_back(Segment& segment) noexcept {
   RelaxedCapture relaxed(*driver_);
-  ContextGuard context(segment->device());
+  ContextGuard context(segment.device());
   Status status = context.status();
-  if (status.ok() && segment->mapped_bytes() > 0) status = segment->device().synchronize();
-  if (status.ok()) status = segment->give_back();
+  if (status.ok() && segment.mapped_bytes() > 0) status = segment.device().synchronize();
+  return status.ok() ? segment.give_back() : status;
+}
+
+void Allocator::end(std::unique_ptr<Segment> segment) noexcept {
+  const Status status = give_back(*segment);
   const bool had_backup = segment->backup.host.bytes() > 0;
   segment->backup = Backup{};
   segment->source.reset();
@@ -218,9 +222,25 @@ void Allocator::end(std::unique_ptr<Segment> segment) noexcept {
 
 void Allocator::quarantine(std::unique_ptr<Segment> segment) {
   std::lock_guard<std::mutex> lock(mutex_);
-  counters_.quarantined += 1;
-  counters_.quarantined_bytes += segment->bytes();
+  counters_.refused += 1;
   quarantine_.push_back(std::move(segment));
+}
+
+// A segment owns until the end what the driver has not taken, its addresses last: nothing
+// else can be there, and what was taken before is not asked for twice.
+void Allocator::catch_up() {
+  drain();
+  std::vector<std::unique_ptr<Segment>> waiting;
+  Unpublished unpublished(unpublished_);
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    waiting.swap(quarantine_);
+  }
+  for (std::unique_ptr<Segment>& segment : waiting) {
+    if (!segment->device().capturing() && give_back(*segment).ok()) continue;
+    std::lock_guard<std::mutex> lock(mutex_);
+    quarantine_.push_back(std::move(segment));
+  }
 }
 
 Status Allocator::load_digester(int ordinal, const void* image) {

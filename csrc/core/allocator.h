@@ -107,6 +107,9 @@ class Allocator {
 
   // Frees what was put off, where that is possible now.
   void drain();
+  // The same, and gives back what the driver refused, where it consents now; what it
+  // refuses again waits on. Each sleep, wake, switch and resize begins with it.
+  void catch_up();
   bool capturing(int device);
   Status device(int ordinal, Device** out);
 
@@ -158,6 +161,7 @@ class Allocator {
   const Segment* around(CUdeviceptr address) const;       // pre: mutex_ is held
   std::unique_ptr<Segment> extract(CUdeviceptr address);  // pre: mutex_ is free
   void end(std::unique_ptr<Segment> segment) noexcept;    // pre: mutex_ is free
+  Status give_back(Segment& segment) noexcept;            // pre: it is in no registry
   void quarantine(std::unique_ptr<Segment> segment);
 
   Status verify_ledger() const;  // pre: operation_ is held

@@ -109,7 +109,7 @@ Status Allocator::sleep(const SleepRequest& request, SleepResult& result) {
 
 Status Allocator::sleep_alone(const SleepRequest& request, SleepResult& result) {
   RelaxedCapture relaxed(*driver_);
-  drain();
+  catch_up();
   Transition transition(*this);
   std::vector<Leaving> leaving;
   Transfers transfers(Device::Direction::to_host, file_means());  // after what it copies: it waits
