@@ -60,8 +60,7 @@ class MappedFile {
 };
 
 template <class Visit>
-MappedFile::Visited MappedFile::visit(std::uint64_t offset, std::size_t bytes,
-                                      const Visit& visit) {
+MappedFile::Visited MappedFile::visit(std::uint64_t offset, std::size_t bytes, const Visit& visit) {
   while (bytes > 0) {
     const std::size_t piece = offset / kPiece;
     const std::size_t step = std::min<std::size_t>(bytes, (piece + 1) * kPiece - offset);

@@ -123,11 +123,6 @@ void verify(Allocator& allocator) {
   require(allocator.verify(), allocator.driver());
 }
 
-void catch_up(Allocator& allocator) {
-  refuse_child();
-  allocator.catch_up();
-}
-
 std::size_t release_host(Allocator& allocator) {
   refuse_child();
   return allocator.release_host();
@@ -262,7 +257,7 @@ void bind_allocator(py::module_& m) {
       .def("sleeping_pools", &Allocator::sleeping_pools)
       .def("counters", &Allocator::counters)
       .def("verify", &verify, Unlocked())
-      .def("catch_up", &catch_up, Unlocked())
+      .def("catch_up", &Allocator::catch_up, Unlocked())
       .def("capturing", &Allocator::capturing, py::arg("device"), Unlocked())
       .def("watch", &watch, py::arg("device"), py::arg("streams"), Unlocked())
       .def("device_info", &device_info, py::arg("device"), Unlocked())

@@ -72,8 +72,9 @@ TEST(pages_of_files_in_use_and_not_are_free_in_a_control_group) {
 
 TEST(pages_of_a_tmpfs_are_not_free_in_a_control_group) {
   const Host host;
-  host.write_v2(gib(24), gib(20), "file " + gib(20) + "\nshmem " + gib(20) + "\nactive_anon " +
-                                      gib(20) + "\ninactive_file 0\nactive_file 0\n");
+  host.write_v2(gib(24), gib(20),
+                "file " + gib(20) + "\nshmem " + gib(20) + "\nactive_anon " + gib(20) +
+                    "\ninactive_file 0\nactive_file 0\n");
   CHECK_EQ(host.available_gib(), std::size_t{4});
 }
 
@@ -87,8 +88,9 @@ TEST(pinned_pages_of_files_are_not_free_in_a_control_group) {
 
 TEST(a_control_group_of_version_1_counts_the_groups_below) {
   const Host host;
-  host.write_v1(gib(24), gib(20), "inactive_file 0\nactive_file 0\ntotal_inactive_file " + gib(4) +
-                                      "\ntotal_active_file " + gib(11) + "\n");
+  host.write_v1(gib(24), gib(20),
+                "inactive_file 0\nactive_file 0\ntotal_inactive_file " + gib(4) +
+                    "\ntotal_active_file " + gib(11) + "\n");
   CHECK_EQ(host.available_gib(), std::size_t{19});
   CHECK_EQ(host.available_gib(12), std::size_t{7});
 }

@@ -72,8 +72,8 @@ TEST(every_operation_begins_with_what_was_refused) {
       [](Scene& scene) { return scene.r.allocator->resize({{{scene.used, kBytes}}}); },
       [](Scene& scene) {
         rig::SwitchResult result;
-        return scene.r.allocator->exchange(
-            rig::switch_of({Rig::whole(scene.used, kBytes)}, {}), result);
+        return scene.r.allocator->exchange(rig::switch_of({Rig::whole(scene.used, kBytes)}, {}),
+                                           result);
       },
       [](Scene& scene) { return scene.wake(); },
   };
