@@ -177,13 +177,14 @@ def watch_streams(runtime: Runtime, device: int) -> None:
 def _warn_of_faults(runtime: Runtime) -> None:
     """Says once what free() and destructors could not: they have nobody to tell."""
     counters = runtime.allocator.counters()
-    faults = counters.unknown + counters.quarantined
+    faults = counters.unknown + counters.refused
     if faults <= runtime.told:
         return
     runtime.told = faults
     warnings.warn(
-        f"cumem: {counters.quarantined} segment(s) ({counters.quarantined_bytes} bytes) could not "
-        f"be given back to the driver and are kept aside; {counters.unknown} free(s) of unknown "
+        f"cumem: {counters.refused} segment(s) could not be given back to the driver; "
+        f"{counters.quarantined} ({counters.quarantined_bytes} bytes) are kept aside until trim(), "
+        f"a sleep or a wake finds that it takes them; {counters.unknown} free(s) of unknown "
         "addresses were ignored. See cumem.stats().",
         RuntimeWarning,
         stacklevel=3,

@@ -22,7 +22,8 @@ def trim(tag: str | None = None) -> int:
     """Gives wholly free segments of idle pools back to the driver; returns their bytes.
 
     Live tensors keep their segments. Where a scope or capture is open on a device,
-    its pools follow when it ends.
+    its pools follow when it ends. What the driver would not take back when it was freed, of
+    any tag, is tried again first.
 
     Torch's own free memory goes back as well, as by ``torch.cuda.empty_cache()``. Where
     anything does, this waits for all work on its device, on every stream, copies of other
@@ -40,12 +41,14 @@ def trim(tag: str | None = None) -> int:
     runtime = _runtime.ready("trim()")
     if runtime is None:
         return 0
-    before = _segments(runtime, tag)
+    before, refused = _segments(runtime, tag), _refused_bytes(runtime)
+    runtime.allocator.catch_up()
     _registry.retire([entry for entry in _registry.pools() if tag in (None, entry.tag)])
     _snapshot.drop_retired(runtime)
     _snapshot.empty_cache(runtime)
     left = _segments(runtime, tag)
-    return sum(count for serial, count in before.items() if serial not in left)
+    gone = sum(count for serial, count in before.items() if serial not in left)
+    return max(0, gone + refused - _refused_bytes(runtime))
 
 
 def release_host_memory() -> int:
@@ -56,6 +59,10 @@ def release_host_memory() -> int:
     """
     runtime = _runtime.ready("release_host_memory()")
     return runtime.allocator.release_host() if runtime is not None else 0
+
+
+def _refused_bytes(runtime: Runtime) -> int:
+    return runtime.allocator.counters().quarantined_bytes
 
 
 def _segments(runtime: Runtime, tag: str | None) -> dict[int, int]:

@@ -63,7 +63,8 @@ class Stats:
         handles_created: physical allocations taken since the start.
         handles_released: of those, given back.
         waiting_frees: frees put off because of a graph capture.
-        quarantined_segments: segments the driver would not take back.
+        quarantined_segments: segments that the driver would not take back yet; they are of no
+            tag, and tried again by :func:`trim` and by every sleep and wake.
         quarantined_bytes: their bytes.
         refused_calls: calls of destructors that the driver refused.
         unknown_frees: frees of addresses that are not ours.

@@ -144,11 +144,8 @@ Status Allocator::reserve(std::size_t bytes, int ordinal, Owner owner,
 
 FileMeans Allocator::file_means() {
   std::lock_guard<std::mutex> lock(mutex_);
-  const auto make_room = [this] {
-    const bool dropped = drop_kept_backups();
-    return host_.release_idle() > 0 || dropped;
-  };
-  return {host_, config_.file, file_bytes_, make_room};
+  const auto room = [this] { return make_room(&HostStore::release_idle).more; };
+  return {host_, config_.file, file_bytes_, room};
 }
 
 void Allocator::publish(std::unique_ptr<Segment> segment) {
@@ -206,12 +203,16 @@ std::unique_ptr<Segment> Allocator::extract(CUdeviceptr address) {
 }
 
 // Kernels may still use the memory: cuMemUnmap does not wait, so this does.
-void Allocator::end(std::unique_ptr<Segment> segment) noexcept {
+Status Allocator::give_back(Segment& segment) noexcept {
   RelaxedCapture relaxed(*driver_);
-  ContextGuard context(segment->device());
+  ContextGuard context(segment.device());
   Status status = context.status();
-  if (status.ok() && segment->mapped_bytes() > 0) status = segment->device().synchronize();
-  if (status.ok()) status = segment->give_back();
+  if (status.ok() && segment.mapped_bytes() > 0) status = segment.device().synchronize();
+  return status.ok() ? segment.give_back() : status;
+}
+
+void Allocator::end(std::unique_ptr<Segment> segment) noexcept {
+  const Status status = give_back(*segment);
   const bool had_backup = segment->backup.host.bytes() > 0;
   segment->backup = Backup{};
   segment->source.reset();
@@ -221,9 +222,25 @@ void Allocator::end(std::unique_ptr<Segment> segment) noexcept {
 
 void Allocator::quarantine(std::unique_ptr<Segment> segment) {
   std::lock_guard<std::mutex> lock(mutex_);
-  counters_.quarantined += 1;
-  counters_.quarantined_bytes += segment->bytes();
+  counters_.refused += 1;
   quarantine_.push_back(std::move(segment));
+}
+
+// A segment owns until the end what the driver has not taken, its addresses last: nothing
+// else can be there, and what was taken before is not asked for twice.
+void Allocator::catch_up() {
+  drain();
+  std::vector<std::unique_ptr<Segment>> waiting;
+  Unpublished unpublished(unpublished_);
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    waiting.swap(quarantine_);
+  }
+  for (std::unique_ptr<Segment>& segment : waiting) {
+    if (!segment->device().capturing() && give_back(*segment).ok()) continue;
+    std::lock_guard<std::mutex> lock(mutex_);
+    quarantine_.push_back(std::move(segment));
+  }
 }
 
 Status Allocator::load_digester(int ordinal, const void* image) {
@@ -256,10 +273,15 @@ bool Allocator::drop_kept_backups() {
   return !kept.empty();
 }
 
+Allocator::Room Allocator::make_room(std::size_t (HostStore::*release)()) {
+  const bool dropped = drop_kept_backups();
+  const std::size_t released = (host_.*release)();
+  return {released, dropped || released > 0};
+}
+
 std::size_t Allocator::release_host() {
   std::lock_guard<std::mutex> operation(operation_);
-  drop_kept_backups();
-  return host_.release_idle();
+  return make_room(&HostStore::release_idle).released;
 }
 
 bool Allocator::capturing(int ordinal) {

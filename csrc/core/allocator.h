@@ -107,6 +107,9 @@ class Allocator {
 
   // Frees what was put off, where that is possible now.
   void drain();
+  // The same, and gives back what the driver refused, where it consents now; what it
+  // refuses again waits on. Each sleep, wake, switch and resize begins with it.
+  void catch_up();
   bool capturing(int device);
   Status device(int ordinal, Device** out);
 
@@ -142,6 +145,11 @@ class Allocator {
  private:
   friend class Transition;
   using Registry = std::map<CUdeviceptr, std::unique_ptr<Segment>>;
+  // What host memory that only saves time made room for when it went.
+  struct Room {
+    std::size_t released = 0;  // bytes that the system has back
+    bool more = false;         // for backups, in the arena or beside it
+  };
 
   Status make_segment(const Extent& extent, Device& device, std::unique_ptr<Segment>& out);
   Status keep_margin(std::size_t bytes, const Device& device) const;
@@ -153,12 +161,16 @@ class Allocator {
   const Segment* around(CUdeviceptr address) const;       // pre: mutex_ is held
   std::unique_ptr<Segment> extract(CUdeviceptr address);  // pre: mutex_ is free
   void end(std::unique_ptr<Segment> segment) noexcept;    // pre: mutex_ is free
+  Status give_back(Segment& segment) noexcept;            // pre: it is in no registry
   void quarantine(std::unique_ptr<Segment> segment);
 
   Status verify_ledger() const;  // pre: operation_ is held
   Status take_awake(const std::vector<FilePart>& parts, Transition& transition,
                     std::vector<Segment*>& out);
-  bool drop_kept_backups();  // of awake segments; was there any? pre: the same
+  // Drops backups that are kept for awake segments, then pieces that `release` chooses.
+  // pre: the same.
+  Room make_room(std::size_t (HostStore::*release)());
+  bool drop_kept_backups();  // was there any? pre: the same
   Status sleep_alone(const SleepRequest& request, SleepResult& result);  // pre: the same
   Status take_host_memory(std::vector<Leaving>& leaving);
   Status save_all(const std::vector<Device*>& devices, std::vector<Leaving>& leaving,

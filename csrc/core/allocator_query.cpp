@@ -122,6 +122,8 @@ FreeCounters Allocator::counters() const {
   std::lock_guard<std::mutex> lock(mutex_);
   FreeCounters counters = counters_;
   counters.waiting = deferred_.size();
+  counters.quarantined = quarantine_.size();
+  for (const auto& segment : quarantine_) counters.quarantined_bytes += segment->bytes();
   return counters;
 }
 

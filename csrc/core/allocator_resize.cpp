@@ -92,7 +92,7 @@ std::vector<Backup> hide(const std::vector<Resizing>& items) {
 Status Allocator::resize(const ResizeRequest& request) {
   std::lock_guard<std::mutex> operation(operation_);
   RelaxedCapture relaxed(*driver_);
-  drain();
+  catch_up();
   std::vector<Backup> kept;  // dropped after the mutex is free
   Transition transition(*this);
   std::vector<Resizing> items;

@@ -51,9 +51,8 @@ Status save_on(Device& device, std::vector<Leaving>& leaving, Saver& saver) {
 // Backups of segments that stay awake, and slots, only save time: they go before a sleep fails.
 Status Allocator::take_host_memory(std::vector<Leaving>& leaving) {
   Status status = try_to_take_host_memory(host_, leaving);
-  if (status.fault != Fault::host_memory) return status;
-  const bool dropped = drop_kept_backups();
-  if (host_.release_unfit() == 0 && !dropped) return status;
+  const bool short_of_it = status.fault == Fault::host_memory;
+  if (!short_of_it || !make_room(&HostStore::release_unfit).more) return status;
   return try_to_take_host_memory(host_, leaving);
 }
 
@@ -110,7 +109,7 @@ Status Allocator::sleep(const SleepRequest& request, SleepResult& result) {
 
 Status Allocator::sleep_alone(const SleepRequest& request, SleepResult& result) {
   RelaxedCapture relaxed(*driver_);
-  drain();
+  catch_up();
   Transition transition(*this);
   std::vector<Leaving> leaving;
   Transfers transfers(Device::Direction::to_host, file_means());  // after what it copies: it waits

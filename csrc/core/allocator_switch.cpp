@@ -32,7 +32,7 @@ Status Allocator::pin_if_required(const std::vector<Leaving>& leaving) {
 
 Status Allocator::exchange_alone(const SwitchRequest& request, SwitchResult& result) {
   RelaxedCapture relaxed(*driver_);
-  drain();
+  catch_up();
   const bool retain = host_.config().retain;
   std::vector<Backup> spent;  // dropped last
   Transition transition(*this);

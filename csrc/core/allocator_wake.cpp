@@ -174,7 +174,7 @@ Status Allocator::prove_reloaded(const std::vector<Segment*>& segments) {
 Status Allocator::wake(const WakeRequest& request, WakeResult& result) {
   std::lock_guard<std::mutex> operation(operation_);
   RelaxedCapture relaxed(*driver_);
-  drain();
+  catch_up();
   const bool retain = host_.config().retain;
   std::vector<Backup> spent;  // dropped last, when everything is awake
   Transition transition(*this);

@@ -26,6 +26,12 @@ namespace cumem {
 
 class MappedFile {
  public:
+  // Why a visit ended early, if it did.
+  struct Visited {
+    Status pinning;  // the pages that come next could not be pinned: read them another way
+    Status copying;  // what visit() said
+  };
+
   // Maps the file, and pins nothing yet. Refuses where the host could not hold its pages
   // beside all else. On failure `out` is empty. `host` outlives it.
   static Status make(HostStore& host, const File& file, std::unique_ptr<MappedFile>& out);
@@ -37,7 +43,7 @@ class MappedFile {
   // copy may read, after its pages were pinned. What is pinned stays so. pre: the range lies
   // in the file, which has its length; a context is current; one thread at a time.
   template <class Visit>
-  Status visit(std::uint64_t offset, std::size_t bytes, const Visit& visit);
+  Visited visit(std::uint64_t offset, std::size_t bytes, const Visit& visit);
 
   std::size_t pinned_bytes() const noexcept { return pinned_bytes_; }
 
@@ -56,13 +62,12 @@ class MappedFile {
 };
 
 template <class Visit>
-Status MappedFile::visit(std::uint64_t offset, std::size_t bytes, const Visit& visit) {
+MappedFile::Visited MappedFile::visit(std::uint64_t offset, std::size_t bytes, const Visit& visit) {
   while (bytes > 0) {
     const std::size_t piece = offset / kPiece;
     const std::size_t step = std::min<std::size_t>(bytes, (piece + 1) * kPiece - offset);
-    Status status = pin(piece);
-    if (status.ok()) status = visit(data_ + offset, step);
-    if (!status.ok()) return status;
+    if (Status status = pin(piece); !status.ok()) return {status, {}};
+    if (Status status = visit(data_ + offset, step); !status.ok()) return {{}, status};
     offset += step;
     bytes -= step;
   }

@@ -129,7 +129,8 @@ struct FreeCounters {
   std::uint64_t unknown = 0;      // an address that is not ours
   std::uint64_t deferred = 0;     // put off because of a capture (total)
   std::uint64_t waiting = 0;      // of those, still put off now
-  std::uint64_t quarantined = 0;  // segments that the driver would not take back
+  std::uint64_t refused = 0;      // segments that the driver would not take back (total)
+  std::uint64_t quarantined = 0;  // of those, kept aside now
   std::uint64_t quarantined_bytes = 0;
   std::uint64_t failed_mallocs = 0;
 };

@@ -1,6 +1,5 @@
 #include "core/transfer.h"
 
-#include <cstring>
 #include <utility>
 
 namespace cumem {
@@ -49,7 +48,8 @@ Status Transfer::read(const File& file, const std::vector<FilePart>& parts) {
 }
 
 // Takes off `part` what was submitted, or is for the ring.
-Status Transfer::fetch(FilePart& part, MappedFile& pages, std::vector<FilePart>& others) {
+MappedFile::Visited Transfer::fetch(FilePart& part, MappedFile& pages,
+                                    std::vector<FilePart>& others) {
   return pages.visit(part.offset, part.range.bytes, [&](std::byte* data, std::size_t bytes) {
     const FilePart step{{part.range.address, bytes}, part.offset};
     part.range.address += bytes;
@@ -70,11 +70,12 @@ Status Transfer::read(const File& file, MappedFile& pages, const std::vector<Fil
   std::vector<FilePart> others;
   bool refused = false;
   for (FilePart part : parts) {
-    Status status = refused ? Status{} : fetch(part, pages, others);
-    refused = refused || !status.ok();
-    const bool pinning = std::strcmp(status.call, "cuMemHostRegister") == 0;
-    const bool other_way = pinning && means_.host.config().allow_pageable;
-    if (!status.ok() && !other_way) return status;
+    if (!refused) {
+      const MappedFile::Visited visited = fetch(part, pages, others);
+      if (!visited.copying.ok()) return visited.copying;
+      refused = !visited.pinning.ok();
+      if (refused && !means_.host.config().allow_pageable) return visited.pinning;
+    }
     if (part.range.bytes > 0) others.push_back(part);
   }
   return others.empty() ? Status{} : read(file, others);

@@ -72,7 +72,7 @@ class Transfer {
   Status copy(const std::vector<FilePart>& parts, const HostBlock& host);
   Status stage(const std::vector<FilePart>& parts, const HostBlock& host);
   Status copy_unpinned(const FilePart& part, const HostBlock& host);
-  Status fetch(FilePart& part, MappedFile& pages, std::vector<FilePart>& others);
+  MappedFile::Visited fetch(FilePart& part, MappedFile& pages, std::vector<FilePart>& others);
   Status wait_for_driver();
 
   Device& device_;

@@ -257,7 +257,7 @@ void bind_allocator(py::module_& m) {
       .def("sleeping_pools", &Allocator::sleeping_pools)
       .def("counters", &Allocator::counters)
       .def("verify", &verify, Unlocked())
-      .def("drain", &Allocator::drain, Unlocked())
+      .def("catch_up", &Allocator::catch_up, Unlocked())
       .def("capturing", &Allocator::capturing, py::arg("device"), Unlocked())
       .def("watch", &watch, py::arg("device"), py::arg("streams"), Unlocked())
       .def("device_info", &device_info, py::arg("device"), Unlocked())

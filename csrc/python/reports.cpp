@@ -87,6 +87,7 @@ void bind_reports(py::module_& m) {
       .def_readonly("unknown", &FreeCounters::unknown)
       .def_readonly("deferred", &FreeCounters::deferred)
       .def_readonly("waiting", &FreeCounters::waiting)
+      .def_readonly("refused", &FreeCounters::refused)
       .def_readonly("quarantined", &FreeCounters::quarantined)
       .def_readonly("quarantined_bytes", &FreeCounters::quarantined_bytes)
       .def_readonly("failed_mallocs", &FreeCounters::failed_mallocs);

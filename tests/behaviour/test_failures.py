@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import pytest
@@ -208,6 +208,42 @@ def test_a_free_that_the_driver_refuses_is_told_once(driver: DriverUnderTest) ->
     with cumem.use_memory_pool("weights"):
         again = make(1000, 1)
     assert holds_pattern(again, 1)
+
+
+@pytest.mark.parametrize("call", [cumem.trim, cumem.sleep, cumem.wake_up])
+def test_memory_that_the_driver_kept_goes_back_with_the_next_call(
+    driver: DriverUnderTest, call: Callable[[], object]
+) -> None:
+    with cumem.use_memory_pool("weights"):
+        tensor, dead = make(1000, 1), make(30 * MIB)
+    del dead
+    driver.emulator.fail("cuMemUnmap", code=UNKNOWN)
+    assert cumem.trim() == 0
+    assert driver.used_bytes() == GRANULE + 30 * MIB
+    with pytest.warns(RuntimeWarning, match="1 segment.s. could not be given back"):
+        cumem.default_device()
+    stats = cumem.stats()
+    assert (stats.segment_bytes, stats.quarantined_bytes) == (GRANULE, 30 * MIB)
+    call()
+    stats = cumem.stats()
+    assert (stats.quarantined_segments, stats.quarantined_bytes) == (0, 0)
+    assert stats.physical_bytes == driver.used_bytes() == stats.mapped_bytes
+    assert stats.reserved_addresses == GRANULE
+    cumem.check()
+    cumem.wake_up()
+    assert holds_pattern(tensor, 1)
+
+
+def test_a_trim_counts_what_the_driver_takes_at_last(driver: DriverUnderTest) -> None:
+    with cumem.use_memory_pool("weights"):
+        tensor = make(30 * MIB)
+    del tensor
+    driver.emulator.fail("cuMemRelease", code=UNKNOWN)
+    assert cumem.trim() == 0
+    assert cumem.trim() == 30 * MIB
+    assert (cumem.trim(), driver.used_bytes()) == (0, 0)
+    with pytest.warns(RuntimeWarning, match=r"0 \(0 bytes\) are kept aside"):
+        cumem.default_device()
 
 
 POSIX_HANDLES, RDMA, VIRTUAL_MEMORY = 103, 110, 102  # of CUdevice_attribute

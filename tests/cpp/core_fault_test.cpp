@@ -50,6 +50,13 @@ struct Scene {
     CHECK(r.read(a, kBytes) == data_a);
     CHECK(r.read(b, kBytes) == data_b);
   }
+  // What the driver refused it takes when it is asked again.
+  void expect_all_back() {
+    r.allocator->catch_up();
+    CHECK_EQ(r.allocator->counters().quarantined, std::uint64_t{0});
+    CHECK_EQ(r.allocator->counters().quarantined_bytes, std::uint64_t{0});
+    CHECK(r.allocator->verify().ok());
+  }
   void expect_clean_end() {
     r.allocator->free(a);
     r.allocator->free(b);
@@ -163,6 +170,9 @@ TEST(every_failure_in_malloc_gives_back_what_was_taken) {
         REQUIRE(scene.r.allocator->malloc(kChunk, 0, nullptr, {"weights", "offload", 1, false}, out)
                     .ok());
         scene.r.allocator->free(out);
+        scene.expect_all_back();
+        scene.expect_bytes();
+        scene.expect_clean_end();
       });
 }
 
@@ -180,6 +190,11 @@ TEST(every_failure_in_free_is_counted_and_harms_nobody) {
         scene.r.allocator->drain();
         const CUdeviceptr next = scene.r.make(kBytes);
         CHECK(next != scene.a || kept == 0);
+        scene.r.allocator->free(next);
+        scene.expect_all_back();
+        CHECK(scene.r.read(scene.b, kBytes) == scene.data_b);
+        scene.r.allocator->free(scene.b);
+        scene.r.expect_empty();
       });
 }
 

@@ -248,6 +248,17 @@ TEST(pages_that_the_driver_does_not_pin_are_read_through_the_ring_or_refused) {
   }
 }
 
+// Pinning makes more than one call, and a refusal of any is a refusal to pin.
+TEST(pages_are_read_through_the_ring_whichever_call_of_pinning_is_refused) {
+  Scene scene(true);
+  REQUIRE(scene.reserve().ok());
+  rig::fail_call(scene.r, "cuCtxGetCurrent");
+  REQUIRE(scene.r.wake({scene.loaded}).ok());
+  CHECK_EQ(pinned_pages(scene), std::size_t{0});
+  scene.expect_bytes();
+  scene.expect_clean_end();
+}
+
 TEST(a_file_that_has_changed_is_refused_before_the_first_unmap) {
   Scene scene;
   scene.load();

@@ -127,7 +127,7 @@ TEST(pages_that_the_driver_does_not_pin_stay_the_systems) {
   const auto file = sparse(most);
   std::unique_ptr<MappedFile> mapped;
   const auto fetch = [&](std::uint64_t offset) {
-    return mapped->visit(offset, 1, [](std::byte*, std::size_t) { return Status{}; });
+    return mapped->visit(offset, 1, [](std::byte*, std::size_t) { return Status{}; }).pinning;
   };
   const std::size_t before = scene.left();
   const auto counts = [&] { return scene.left() + most / 2 < before; };
