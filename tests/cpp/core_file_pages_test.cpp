@@ -100,7 +100,7 @@ TEST(pages_are_there_ahead_of_the_pins_that_need_them) {
   std::unique_ptr<MappedFile> mapped;
   REQUIRE(scene.map(*file, mapped).ok());
   CHECK(pages_there(data, most) < most / kPage / 2);
-  REQUIRE(mapped->visit(0, 1, [](std::byte*, std::size_t) { return Status{}; }).ok());
+  REQUIRE(mapped->visit(0, 1, [](std::byte*, std::size_t) { return Status{}; }).pinning.ok());
   for (int waited = 0; pages_there(data, most) < most / kPage && waited < 1000; ++waited)
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
   CHECK_EQ(pages_there(data, most), most / kPage);
