@@ -92,7 +92,9 @@ def test_holes_of_the_loader_are_gone(driver: DriverUnderTest) -> None:
     assert (stats.segments, stats.segment_bytes) == (1, adopted.segment_bytes)
     assert live - 512 * 306 <= adopted.bytes <= live
     assert stats.segment_bytes <= 1.01 * live + 2 * MIB
-    assert driver.used_bytes() - start <= 1.01 * live + 2 * MIB
+    if driver.emulated:  # the real one also takes memory for kernels, at their first use
+        assert driver.used_bytes() - start <= 1.01 * live + 2 * MIB
+    assert cumem.stats().physical_bytes == stats.segment_bytes
     again = cumem.adopt(module)
     assert (again.tensors, again.segments) == (0, 0)
 
