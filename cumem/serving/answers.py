@@ -8,15 +8,10 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import Any
 
+import torch
 from starlette.responses import JSONResponse
 
-from cumem.errors import (
-    AsleepError,
-    BusyError,
-    CumemError,
-    DeviceOutOfMemoryError,
-    HostOutOfMemoryError,
-)
+from cumem.errors import AsleepError, BusyError, CumemError, HostOutOfMemoryError
 from cumem.serving.controller import SleepController
 from cumem.serving.errors import (
     NotServingError,
@@ -33,7 +28,7 @@ _STATUSES: tuple[tuple[type[Exception], int], ...] = (
     (BusyError, 409),
     (TransitionCancelledError, 409),
     (TransitionTimeoutError, 409),
-    (DeviceOutOfMemoryError, 507),
+    (torch.OutOfMemoryError, 507),  # ours of the device, and torch's own in a text
     (HostOutOfMemoryError, 507),
     (CumemError, 500),
     (ValueError, 400),
@@ -42,7 +37,7 @@ _STATUSES: tuple[tuple[type[Exception], int], ...] = (
 
 
 def status_of(error: Exception) -> int:
-    """The HTTP status of an error of ours."""
+    """The HTTP status of an error of ours, or of torch."""
     return next((status for kind, status in _STATUSES if isinstance(error, kind)), 500)
 
 

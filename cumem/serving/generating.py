@@ -10,10 +10,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
+import traceback
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 from typing import Any
 
+import torch
 from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse
@@ -29,6 +32,8 @@ from cumem.serving.requests import Request
 
 _TOKENS = 64  # when the client does not say
 _NAMES = ("prompt", "max_tokens", "stream")
+
+_log = logging.getLogger("cumem")
 
 Decode = Callable[[Sequence[int]], str]
 
@@ -52,6 +57,9 @@ class Generate:
             return
         try:
             await self._serve(answer, request, wanted)
+        except torch.OutOfMemoryError as error:
+            _let_go(error)
+            await answer.refuse(error)
         except CumemError as error:
             await answer.refuse(error)
         except Exception as error:  # told like any other, and with its traceback to the log
@@ -75,6 +83,16 @@ class Generate:
             if (token := await admitted.run(next, tokens, None)) is None:
                 return
             yield token
+
+
+def _let_go(error: torch.OutOfMemoryError) -> None:
+    """Frees what the text had made. Call it before anything else can run.
+
+    The traceback holds every frame of the model with its activations, and a frame of our own
+    holds the traceback: until the collector came, the next text would find no memory either.
+    """
+    traceback.clear_frames(error.__traceback__)
+    _log.warning("a text found no device memory: %s", error)
 
 
 class _Wanted:
