@@ -220,6 +220,7 @@ def test_a_model_says_how_long_its_texts_may_be(config: dict[str, Any], most: in
     [
         (["--model", "nowhere"], "no folder 'nowhere'"),
         (["--context", "1"], "--context must be at least 2"),
+        (["--most-waiting", "0"], "most_waiting must be at least 1"),
         (["--idle-seconds", "0"], "idle_seconds must be positive"),
         (["--token-file", "/dev/null"], "is empty"),
         (["--token-file", "/nonexistent"], "No such file"),

@@ -55,12 +55,15 @@ def sleeping(controller: SleepController) -> dict[str, Any]:
 def refused(
     controller: SleepController, error: Exception, status: int | None = None
 ) -> JSONResponse:
-    """An error as an answer; asleep means: try again after about as long as a wake takes."""
+    """An error as an answer; 503 says when to try again, as the error or the last wake does."""
     status = status_of(error) if status is None else status
     body = {"error": str(error), "kind": type(error).__name__, **sleeping(controller)}
     headers = {}
     if status == 503:
-        headers["Retry-After"] = str(max(1, math.ceil(controller.retry_after)))
+        seconds = (
+            error.retry_after if isinstance(error, NotServingError) else controller.retry_after
+        )
+        headers["Retry-After"] = str(max(1, math.ceil(seconds)))
     return JSONResponse(body, status, headers)
 
 

@@ -18,6 +18,7 @@ Say = Callable[[str], None]
 
 _MIB = 1 << 20
 _CONTEXT = 1024  # tokens
+_MOST_WAITING = 64  # few enough for the last to be served while its client still listens
 _OWN_BYTES = {True: 4 * _MIB, False: 256 * _MIB}  # weights of the own model: emulated, on a GPU
 
 
@@ -65,6 +66,14 @@ def add_parser(commands: Any) -> None:
         "--idle-seconds", metavar="S", type=float, help="sleep after so long without a request"
     )
     parser.add_argument(
+        "--most-waiting",
+        metavar="N",
+        type=int,
+        default=_MOST_WAITING,
+        help=f"texts that may wait for their turn or a wake (default: {_MOST_WAITING}); "
+        "a further one is told 503 at once",
+    )
+    parser.add_argument(
         "--no-graph", action="store_true", help="call each decode step; on a GPU it is captured"
     )
 
@@ -84,7 +93,11 @@ def run(chosen: argparse.Namespace, say: Say) -> int:
 
     if chosen.context is not None and chosen.context < 2:
         raise ValueError(f"--context must be at least 2, not {chosen.context}")
-    options = ServingOptions(auto_wake=chosen.auto_wake, idle_seconds=chosen.idle_seconds)
+    options = ServingOptions(
+        auto_wake=chosen.auto_wake,
+        idle_seconds=chosen.idle_seconds,
+        most_waiting=chosen.most_waiting,
+    )
     listening = server.Listening(
         chosen.host, chosen.port, _token(chosen.token_file), tuple(chosen.allow_host)
     )

@@ -8,7 +8,6 @@ a JSON object a line: pieces of text, then a last line that says how it ended.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
 import traceback
@@ -39,11 +38,17 @@ Decode = Callable[[Sequence[int]], str]
 
 
 class Generate:
-    """The ASGI endpoint. Request and work are one task, which a sleep can abort."""
+    """The ASGI endpoint. Request and work are one task, which a sleep can abort.
+
+    Raises:
+        ValueError: the controller lets several requests run at once, and the engine makes
+            one text at a time.
+    """
 
     def __init__(self, controller: SleepController, engine: TextEngine) -> None:
+        if controller.options.most_in_flight != 1:
+            raise ValueError("texts are made one at a time: give the controller most_in_flight=1")
         self._controller, self._engine = controller, engine
-        self._turn = asyncio.Lock()  # the engine makes one text at a time
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = HttpRequest(scope, receive)
@@ -69,7 +74,6 @@ class Generate:
     async def _serve(self, answer: _Answer, request: HttpRequest, wanted: _Wanted) -> None:
         async with (
             self._controller.request() as admitted,
-            self._turn,
             aclosing(self._tokens(admitted, request, wanted)) as tokens,
         ):
             await answer.run(wanted, tokens, self._engine.model.decode)

@@ -42,7 +42,7 @@ class Server:
     def __init__(self, engine: TextEngine, **options: Any) -> None:
         self.engine = engine
         self.controller = SleepController(
-            modules=[engine.module], options=ServingOptions(**options)
+            modules=[engine.module], options=ServingOptions(most_in_flight=1, **options)
         )
         self._endpoint = Generate(self.controller, engine)
         app = Starlette(routes=[Route("/generate", self._endpoint, methods=["POST"])])
