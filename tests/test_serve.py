@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from serving_process import ServerProcess, httpx
 from support import run_fresh
 
 from cumem.__main__ import main
+from cumem.serving.folder_text import _most_positions
 from cumem.serving.local import OnlyFrom, is_loopback
 
 
@@ -171,10 +173,54 @@ def test_whether_a_graph_is_captured_can_be_said(
 
 
 @pytest.mark.parametrize(
+    ("words", "made"), [([], 600), (["--context", "600"], 600), (["--context", "601"], None)]
+)
+def test_a_context_longer_than_the_model_is_refused_before_it_is_built(
+    words: list[str],
+    made: int | None,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def engine(_model: object, context: int, *, graph: bool) -> None:
+        raise ValueError(f"built for {context}")
+
+    monkeypatch.setenv("CUMEM_DRIVER", "emulated")
+    monkeypatch.setattr("cumem.serving.engine.TextEngine", engine)
+    monkeypatch.setattr("cumem.serving.own_text.OwnText.most_tokens", 600)
+    assert main(["serve", "--port", "0", *words]) == 1
+    expected = f"built for {made}" if made else "--context 601 is more than the 600 tokens"
+    assert expected in capsys.readouterr().err
+
+
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1000}
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 1000}
+
+
+@pytest.mark.parametrize(
+    ("config", "most"),
+    [
+        ({}, None),
+        ({"max_position_embeddings": -1}, None),
+        ({"max_position_embeddings": 2048}, 2048),
+        ({"max_seq_len": 512}, 512),
+        ({"max_position_embeddings": 1000, "rope_scaling": YARN}, 4000),
+        ({"max_position_embeddings": 4000, "rope_parameters": {"full": YARN}}, 4000),
+        (
+            {"max_position_embeddings": 9, "rope_parameters": {"rope_type": "llama3", "factor": 8}},
+            9,
+        ),
+    ],
+)
+def test_a_model_says_how_long_its_texts_may_be(config: dict[str, Any], most: int | None) -> None:
+    assert _most_positions(SimpleNamespace(**config)) == most
+
+
+@pytest.mark.parametrize(
     ("words", "message"),
     [
         (["--model", "nowhere"], "no folder 'nowhere'"),
         (["--context", "1"], "--context must be at least 2"),
+        (["--most-waiting", "0"], "most_waiting must be at least 1"),
         (["--idle-seconds", "0"], "idle_seconds must be positive"),
         (["--token-file", "/dev/null"], "is empty"),
         (["--token-file", "/nonexistent"], "No such file"),

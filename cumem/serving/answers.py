@@ -8,15 +8,10 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import Any
 
+import torch
 from starlette.responses import JSONResponse
 
-from cumem.errors import (
-    AsleepError,
-    BusyError,
-    CumemError,
-    DeviceOutOfMemoryError,
-    HostOutOfMemoryError,
-)
+from cumem.errors import AsleepError, BusyError, CumemError, HostOutOfMemoryError
 from cumem.serving.controller import SleepController
 from cumem.serving.errors import (
     NotServingError,
@@ -33,7 +28,7 @@ _STATUSES: tuple[tuple[type[Exception], int], ...] = (
     (BusyError, 409),
     (TransitionCancelledError, 409),
     (TransitionTimeoutError, 409),
-    (DeviceOutOfMemoryError, 507),
+    (torch.OutOfMemoryError, 507),  # ours of the device, and torch's own in a text
     (HostOutOfMemoryError, 507),
     (CumemError, 500),
     (ValueError, 400),
@@ -42,7 +37,7 @@ _STATUSES: tuple[tuple[type[Exception], int], ...] = (
 
 
 def status_of(error: Exception) -> int:
-    """The HTTP status of an error of ours."""
+    """The HTTP status of an error of ours, or of torch."""
     return next((status for kind, status in _STATUSES if isinstance(error, kind)), 500)
 
 
@@ -60,12 +55,15 @@ def sleeping(controller: SleepController) -> dict[str, Any]:
 def refused(
     controller: SleepController, error: Exception, status: int | None = None
 ) -> JSONResponse:
-    """An error as an answer; asleep means: try again after about as long as a wake takes."""
+    """An error as an answer; 503 says when to try again, as the error or the last wake does."""
     status = status_of(error) if status is None else status
     body = {"error": str(error), "kind": type(error).__name__, **sleeping(controller)}
     headers = {}
     if status == 503:
-        headers["Retry-After"] = str(max(1, math.ceil(controller.retry_after)))
+        seconds = (
+            error.retry_after if isinstance(error, NotServingError) else controller.retry_after
+        )
+        headers["Retry-After"] = str(max(1, math.ceil(seconds)))
     return JSONResponse(body, status, headers)
 
 

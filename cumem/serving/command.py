@@ -17,6 +17,8 @@ from cumem.serving.texts import TextModel
 Say = Callable[[str], None]
 
 _MIB = 1 << 20
+_CONTEXT = 1024  # tokens
+_MOST_WAITING = 64  # few enough for the last to be served while its client still listens
 _OWN_BYTES = {True: 4 * _MIB, False: 256 * _MIB}  # weights of the own model: emulated, on a GPU
 
 
@@ -52,13 +54,24 @@ def add_parser(commands: Any) -> None:
         "--allow-host", metavar="NAME", action="append", default=[], help="a name of this server"
     )
     parser.add_argument(
-        "--context", metavar="TOKENS", type=int, default=1024, help="longest text (default: 1024)"
+        "--context",
+        metavar="TOKENS",
+        type=int,
+        help="longest text (default: 1024, or as long as the model was made for)",
     )
     parser.add_argument(
         "--auto-wake", action="store_true", help="a request that finds it asleep wakes it"
     )
     parser.add_argument(
         "--idle-seconds", metavar="S", type=float, help="sleep after so long without a request"
+    )
+    parser.add_argument(
+        "--most-waiting",
+        metavar="N",
+        type=int,
+        default=_MOST_WAITING,
+        help=f"texts that may wait for their turn or a wake (default: {_MOST_WAITING}); "
+        "a further one is told 503 at once",
     )
     parser.add_argument(
         "--no-graph", action="store_true", help="call each decode step; on a GPU it is captured"
@@ -78,14 +91,19 @@ def run(chosen: argparse.Namespace, say: Say) -> int:
         raise DemoError(f'serve needs more ({error}): pip install "cumem[serve]"') from error
     from cumem.serving.engine import TextEngine
 
-    if chosen.context < 2:
+    if chosen.context is not None and chosen.context < 2:
         raise ValueError(f"--context must be at least 2, not {chosen.context}")
-    options = ServingOptions(auto_wake=chosen.auto_wake, idle_seconds=chosen.idle_seconds)
+    options = ServingOptions(
+        auto_wake=chosen.auto_wake,
+        idle_seconds=chosen.idle_seconds,
+        most_waiting=chosen.most_waiting,
+    )
     listening = server.Listening(
         chosen.host, chosen.port, _token(chosen.token_file), tuple(chosen.allow_host)
     )
     with listening.open() as opened:
-        engine = TextEngine(_model(chosen.model), chosen.context, graph=not chosen.no_graph)
+        model = _model(chosen.model)
+        engine = TextEngine(model, _context(chosen.context, model), graph=not chosen.no_graph)
         _introduce(engine, say)
         server.serve(engine, options, listening, opened, say)
     return 0
@@ -105,6 +123,19 @@ def _token(file: Path | None) -> str | None:
     if not token:
         raise ValueError(f"the token file {str(file)!r} is empty")
     return token
+
+
+def _context(asked: int | None, model: TextModel) -> int:
+    """Beyond its positions a model looks up what is not there, or talks nonsense."""
+    most = model.most_tokens
+    if asked is None:
+        return _CONTEXT if most is None else min(_CONTEXT, most)
+    if most is not None and asked > most:
+        raise ValueError(
+            f"--context {asked} is more than the {most} tokens that the model's positions are "
+            f"made for ({model.title}); give at most {most}"
+        )
+    return asked
 
 
 def _model(name: str | None) -> TextModel:

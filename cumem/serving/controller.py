@@ -83,6 +83,10 @@ class SleepController(ClosedAtExit):
     # What is
 
     @property
+    def options(self) -> ServingOptions:
+        return self._life.options
+
+    @property
     def state(self) -> State:
         """The state now; also where somebody else put memory to sleep or woke it."""
         return self._life.state
@@ -104,7 +108,7 @@ class SleepController(ClosedAtExit):
 
     @property
     def waiting(self) -> int:
-        """Requests that wait for a wake."""
+        """Requests that wait for a wake, or for their turn."""
         return self._life.book.waiting
 
     @property
@@ -130,7 +134,7 @@ class SleepController(ClosedAtExit):
         Raises:
             NotServingError: not all memory is awake, and this request cannot wait for it
                 (no ``auto_wake``, a staged wake, too long a wait, a wake that failed, or
-                the controller is closed). The message says which.
+                the controller is closed), or too many wait. The message says which.
             RequestAbortedError: at the end of the block, when a sleep aborted it.
         """
         return Admission(self._life)

@@ -7,11 +7,12 @@ from cumem.serving.states import State
 
 
 class NotServingError(CumemError):
-    """A request was refused, because not all memory is awake. Nothing was run.
+    """A request was refused: not all memory is awake, or too many wait. Nothing was run.
 
     Attributes:
         state: the state of the engine.
-        retry_after: seconds after which it is worth to ask again: what the last wake took.
+        retry_after: seconds after which it is worth to ask again: what the last wake took,
+            or, where too many wait, the last request.
     """
 
     def __init__(self, message: str, state: State, retry_after: float) -> None:

@@ -22,6 +22,7 @@ from cumem.serving import texts
 
 _TOKENIZER = ("tokenizer_config.json", "tokenizer.json", "tokenizer.model")  # any of them
 _BY_LENGTH = {"dynamic", "longrope"}  # frequencies that transformers chooses at each step
+_STRETCHED = {"linear", "dynamic", "yarn"}  # whose factor is not in max_position_embeddings
 
 
 class FolderText:
@@ -36,7 +37,8 @@ class FolderText:
         config = self._transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
         text = config.get_text_config(decoder=True)
         self.stop_tokens = frozenset({*_stops(text.eos_token_id), *_told_stops(folder)})
-        self.asks_the_host = bool(_rotary_kinds(text) & _BY_LENGTH)
+        self.asks_the_host = any(way.get("rope_type") in _BY_LENGTH for way in _rotary_ways(text))
+        self.most_tokens = _most_positions(text)
         self._cache: Any = None
         self._arguments: dict[str, Any] = {}
 
@@ -140,11 +142,24 @@ def _stops(stops: Any) -> list[int]:
     return list(stops) if isinstance(stops, (list, tuple)) else [stops]
 
 
-def _rotary_kinds(text: Any) -> set[str | None]:
+def _rotary_ways(text: Any) -> list[dict[str, Any]]:
     """How positions are scaled; some models have one way for each kind of layer."""
     given = getattr(text, "rope_parameters", None) or getattr(text, "rope_scaling", None) or {}
-    each = [given, *(way for way in given.values() if isinstance(way, dict))]
-    return {way.get("rope_type") for way in each}
+    return [given, *(way for way in given.values() if isinstance(way, dict))]
+
+
+def _most_positions(text: Any) -> int | None:
+    """For how many tokens the model was made; None: its configuration names no limit."""
+    named = (getattr(text, name, None) for name in ("max_position_embeddings", "max_seq_len"))
+    most = next((value for value in named if isinstance(value, int) and value > 0), None)
+    if most is None:
+        return None
+    stretched = (
+        (way.get("original_max_position_embeddings") or most) * (way.get("factor") or 1)
+        for way in _rotary_ways(text)
+        if way.get("rope_type") in _STRETCHED
+    )
+    return int(max([most, *stretched]))
 
 
 def _cache_name(module: torch.nn.Module) -> str:

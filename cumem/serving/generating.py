@@ -8,12 +8,14 @@ a JSON object a line: pieces of text, then a last line that says how it ended.
 
 from __future__ import annotations
 
-import asyncio
 import json
+import logging
+import traceback
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 from typing import Any
 
+import torch
 from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse
@@ -30,15 +32,23 @@ from cumem.serving.requests import Request
 _TOKENS = 64  # when the client does not say
 _NAMES = ("prompt", "max_tokens", "stream")
 
+_log = logging.getLogger("cumem")
+
 Decode = Callable[[Sequence[int]], str]
 
 
 class Generate:
-    """The ASGI endpoint. Request and work are one task, which a sleep can abort."""
+    """The ASGI endpoint. Request and work are one task, which a sleep can abort.
+
+    Raises:
+        ValueError: the controller lets several requests run at once, and the engine makes
+            one text at a time.
+    """
 
     def __init__(self, controller: SleepController, engine: TextEngine) -> None:
+        if controller.options.most_in_flight != 1:
+            raise ValueError("texts are made one at a time: give the controller most_in_flight=1")
         self._controller, self._engine = controller, engine
-        self._turn = asyncio.Lock()  # the engine makes one text at a time
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = HttpRequest(scope, receive)
@@ -52,6 +62,9 @@ class Generate:
             return
         try:
             await self._serve(answer, request, wanted)
+        except torch.OutOfMemoryError as error:
+            _let_go(error)
+            await answer.refuse(error)
         except CumemError as error:
             await answer.refuse(error)
         except Exception as error:  # told like any other, and with its traceback to the log
@@ -61,7 +74,6 @@ class Generate:
     async def _serve(self, answer: _Answer, request: HttpRequest, wanted: _Wanted) -> None:
         async with (
             self._controller.request() as admitted,
-            self._turn,
             aclosing(self._tokens(admitted, request, wanted)) as tokens,
         ):
             await answer.run(wanted, tokens, self._engine.model.decode)
@@ -75,6 +87,16 @@ class Generate:
             if (token := await admitted.run(next, tokens, None)) is None:
                 return
             yield token
+
+
+def _let_go(error: torch.OutOfMemoryError) -> None:
+    """Frees what the text had made. Call it before anything else can run.
+
+    The traceback holds every frame of the model with its activations, and a frame of our own
+    holds the traceback: until the collector came, the next text would find no memory either.
+    """
+    traceback.clear_frames(error.__traceback__)
+    _log.warning("a text found no device memory: %s", error)
 
 
 class _Wanted:

@@ -3,8 +3,10 @@
 Note [Nothing runs on sleeping memory]: a request is in flight from its admission to the
 end of its last work, threads included. Memory sleeps only when no request is in flight,
 and a request is admitted only when every tag is awake. Both are decided on one event
-loop, without a step in between; requests that wait for a wake are in flight before
-anybody can ask for the next sleep, so none waits for ever.
+loop, without a step in between; requests that wait for a wake are in flight, as many as
+may run at once, before anybody can ask for the next sleep, so none waits for ever. One
+that waits for its turn is not in flight: no sleep waits for it, and it is woken for, or
+refused, like one that came while memory slept.
 
 Note [Undefined contents]: a sleep that discards what its pool would bring back (level=2,
 offload_tags) leaves nothing to serve with. A request then wakes the engine only where a
@@ -41,7 +43,7 @@ class Lifecycle:
 
     def __init__(self, own: OwnTags, options: ServingOptions) -> None:
         self.own, self.options = own, options
-        self.book = RequestBook()
+        self.book = RequestBook(options.most_in_flight)
         self.hooks = TransitionHooks(self._in_worker)
         self.journal = Journal(options.history)
         self.change: Change | None = None
@@ -50,6 +52,7 @@ class Lifecycle:
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="cumem-serving")
         self.unfilled = frozenset[str]()  # what a wake brought and no hook could restore yet
         self._staged = False  # what sleeps is to be woken in stages
+        self.left = 0.0  # when memory began to go for the last time, by time.perf_counter()
         self._timer: asyncio.TimerHandle | None = None
 
     @property
@@ -67,18 +70,43 @@ class Lifecycle:
 
     # Requests
 
-    async def admit(self, request: Request) -> None:
-        """Returns when the request is in flight; raises NotServingError."""
+    def admit(self, request: Request) -> asyncio.Future[None] | None:
+        """None: it is in flight. Else done when it is, or is refused; raises NotServingError."""
         state = self.state
         if self.closed:
-            raise self._refusal("the engine is shutting down")
-        if state is State.AWAKE:
+            raise self.refusal("the engine is shutting down")
+        if state is State.AWAKE and self.book.has_room():
             self._disarm()
             self.book.admit(request)
+            return None
+        if state is not State.AWAKE and (why := self._bar_to_a_wake(state)):
+            raise self.refusal(why)
+        self._refuse_a_crowd()
+        future = self.book.wait(request)
+        self._serve_waiting()
+        return future
+
+    def _refuse_a_crowd(self) -> None:
+        most = self.options.most_waiting
+        if most is not None and self.book.waiting >= most:
+            self.refused += 1
+            message = (
+                f"the request was refused: {most} wait already, and no more may. Nothing was run; "
+                "try again when some of them have been served."
+            )
+            raise NotServingError(message, self.state, self.book.last_seconds)
+
+    def _serve_waiting(self) -> None:
+        """Where no transition will: others may have put memory to sleep, or woken it."""
+        if self.change is not None or not self.book.waiting:
+            return
+        state = self.state
+        if state is State.AWAKE:
+            self.book.admit_waiting()
         elif why := self._bar_to_a_wake(state):
-            raise self._refusal(why)
+            self.book.refuse_waiting(lambda: self.refusal(why))
         else:
-            await self._wait_for_wake(request)
+            self.begin_wake(self.own.known(), None)
 
     def _bar_to_a_wake(self, state: State) -> str | None:
         """Why a request may not wake the engine; None: it may. See Note [Undefined contents]."""
@@ -93,30 +121,13 @@ class Lifecycle:
             "controller.restore(hook), which loads them in every wake"
         )
 
-    async def _wait_for_wake(self, request: Request) -> None:
-        future = self.book.wait(request)
-        if self.change is None:
-            self.begin_wake(self.own.known(), None)
-        seconds = self.options.request_seconds
-        try:
-            await asyncio.wait([future], timeout=seconds)
-        except asyncio.CancelledError:
-            self.leave(request)
-            raise
-        finally:
-            if future.done():
-                future.exception()  # seen, also where the request was cancelled
-        if not future.done():
-            self.leave(request)
-            raise self._refusal(f"it was not awake within {seconds} s")
-        future.result()
-
     def leave(self, request: Request) -> None:
         """The request is over, wherever it was."""
         self.book.leave(request)
+        self._serve_waiting()
         self.arm()
 
-    def _refusal(self, why: str) -> NotServingError:
+    def refusal(self, why: str) -> NotServingError:
         self.refused += 1
         message = (
             f"the request was refused: {why} (asleep: {choices(self.own.asleep())}). "
@@ -190,6 +201,7 @@ class Lifecycle:
     async def _move(self, change: Change) -> Report:
         if change.kind is Kind.SLEEP:
             await change.drain(self.book)
+            self.left = change.drained
         if change.plan is not None and not (await self._in_worker(change.plan)).tags:
             return SleepReport()  # no hook hears of a sleep that has nothing to do
         lost = self.own.lost() if change.kind is Kind.WAKE_UP else frozenset()
@@ -241,7 +253,7 @@ class Lifecycle:
         if why is None:
             self.begin_wake(self.own.known(), None)
             return
-        self.book.refuse_waiting(lambda: self._refusal(why))
+        self.book.refuse_waiting(lambda: self.refusal(why))
 
     def _in_worker(self, function: Callable[[], Any]) -> Any:
         return in_thread(self._worker, function)
@@ -273,7 +285,7 @@ class Lifecycle:
         """Refuses what comes and what waits; a transition under way ends first."""
         self.closed = True
         self._disarm()
-        self.book.refuse_waiting(lambda: self._refusal("the engine is shutting down"))
+        self.book.refuse_waiting(lambda: self.refusal("the engine is shutting down"))
         while self.change is not None:
             self.change.cancel()
             await self.change.over()

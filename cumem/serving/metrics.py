@@ -98,11 +98,11 @@ class _Now(Collector):
         controller = self._controller
         gauges = (
             ("in_flight", "Requests that run.", controller.in_flight),
-            ("waiting", "Requests that wait for a wake.", controller.waiting),
+            ("waiting", "Requests that wait for a wake or their turn.", controller.waiting),
         )
         for name, text, value in gauges:
             yield GaugeMetricFamily(f"cumem_requests_{name}", text, value=value)
-        text = "Requests refused because not all memory was awake."
+        text = "Requests refused: not all memory was awake, or too many waited."
         yield CounterMetricFamily("cumem_requests_refused", text, value=controller.refused)
 
 

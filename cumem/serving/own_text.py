@@ -77,6 +77,7 @@ class OwnText:
 
     stop_tokens: frozenset[int] = frozenset()
     asks_the_host = False
+    most_tokens: int | None = None  # rotary positions, and weights of no meaning
 
     def __init__(self, weight_bytes: int) -> None:
         self._shape = shape_of(weight_bytes)

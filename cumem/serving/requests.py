@@ -1,4 +1,4 @@
-"""Which requests run, which wait for a wake, and when has the last one ended?
+"""Which requests run, which wait for a wake or their turn, and when has the last one ended?
 
 Everything here belongs to one event loop; only :attr:`Request.aborted` is read by
 other threads.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Executor
 from functools import partial
@@ -124,10 +125,19 @@ async def _absorb_pending() -> bool:
 
 
 class RequestBook:
-    """The requests in flight, those that wait for a wake, and who waits for none to be left."""
+    """The requests in flight, those that wait, and who waits for none to be left.
 
-    def __init__(self) -> None:
-        self._in_flight: set[Request] = set()
+    Args:
+        most: so many are in flight at once; None: no limit.
+
+    Attributes:
+        last_seconds: how long the last request that has ended was in flight; 1 before that.
+    """
+
+    def __init__(self, most: int | None = None) -> None:
+        self.last_seconds = 1.0
+        self._most = most
+        self._in_flight: dict[Request, float] = {}  # with the time of its admission
         self._waiting: dict[Request, asyncio.Future[None]] = {}
         self._drains: set[asyncio.Future[None]] = set()
 
@@ -144,8 +154,12 @@ class RequestBook:
         task = asyncio.current_task()
         return any(request.task is task for request in self._in_flight)
 
+    def has_room(self) -> bool:
+        """May another request run now, as far as their number goes?"""
+        return self._most is None or len(self._in_flight) < self._most
+
     def admit(self, request: Request) -> None:
-        self._in_flight.add(request)
+        self._in_flight[request] = time.monotonic()
 
     def wait(self, request: Request) -> asyncio.Future[None]:
         """Puts a request into the queue; the future ends when it is admitted or refused."""
@@ -155,17 +169,19 @@ class RequestBook:
 
     def leave(self, request: Request) -> None:
         """The request is over, wherever it was."""
-        self._in_flight.discard(request)
+        if (admitted := self._in_flight.pop(request, None)) is not None:
+            self.last_seconds = time.monotonic() - admitted
         self._waiting.pop(request, None)
         if not self._in_flight:
             self._tell_drains()
 
     def admit_waiting(self) -> None:
-        """All that wait are in flight, before anything else can happen."""
-        waiting, self._waiting = self._waiting, {}
-        for request, future in waiting.items():
+        """Those who wait are in flight, the first first, before anything else can happen."""
+        while self._waiting and self.has_room():
+            request = next(iter(self._waiting))
+            future = self._waiting.pop(request)
             if not future.done():
-                self._in_flight.add(request)
+                self.admit(request)
                 future.set_result(None)
 
     def refuse_waiting(self, refusal: Callable[[], BaseException]) -> None:

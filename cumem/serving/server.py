@@ -10,7 +10,7 @@ import socket
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import uvicorn
@@ -86,6 +86,7 @@ class Listening:
 
 def application(engine: TextEngine, options: ServingOptions, listening: Listening) -> Starlette:
     """The whole app: page, text, and the control routes at the root."""
+    options = replace(options, most_in_flight=1)  # the engine makes one text at a time
     controller = SleepController(modules=[engine.module], options=options)
     controller.restore(engine.restore)
 

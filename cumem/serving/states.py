@@ -72,6 +72,10 @@ class ServingOptions:
         drain_seconds: a sleep that waits longer than this for requests to end is given
             up; None: no limit.
         request_seconds: a request that waits longer than this for a wake is refused;
+            None: no limit. Time in which the engine is awake does not count.
+        most_in_flight: so many requests run at once, and others wait for their turn, in
+            order; None: no limit. One inside of another counts, and could wait for itself.
+        most_waiting: a request that would have to wait, where so many do, is refused;
             None: no limit.
         history: how many past transitions are remembered.
     """
@@ -81,21 +85,31 @@ class ServingOptions:
     idle_level: int = 1
     drain_seconds: float | None = 60.0
     request_seconds: float | None = 60.0
+    most_in_flight: int | None = None
+    most_waiting: int | None = None
     history: int = 64
 
     def __post_init__(self) -> None:
         if type(self.auto_wake) is not bool:
             raise TypeError(f"auto_wake must be bool, not {type(self.auto_wake).__name__}")
-        for name in ("idle_level", "history"):
-            if type(getattr(self, name)) is not int:
-                raise TypeError(f"{name} must be int, not {type(getattr(self, name)).__name__}")
+        if type(self.idle_level) is not int:
+            raise TypeError(f"idle_level must be int, not {type(self.idle_level).__name__}")
         for field in fields(self):
             if field.name.endswith("_seconds"):
                 check_seconds(field.name, getattr(self, field.name))
         if self.idle_level not in (1, 2):
             raise ValueError(f"idle_level must be 1 or 2, not {self.idle_level}")
-        if self.history < 1:
-            raise ValueError(f"history must be at least 1, not {self.history}")
+        _at_least_one("history", self.history)
+        for name in ("most_in_flight", "most_waiting"):
+            if (most := getattr(self, name)) is not None:
+                _at_least_one(name, most)
+
+
+def _at_least_one(name: str, value: object) -> None:
+    if type(value) is not int:
+        raise TypeError(f"{name} must be int, not {type(value).__name__}")
+    if value < 1:
+        raise ValueError(f"{name} must be at least 1, not {value}")
 
 
 def check_seconds(name: str, value: object) -> None:

@@ -20,11 +20,13 @@ class TextModel(Protocol):
         stop_tokens: a text ends with one of these.
         asks_the_host: a step decides something on the host by what is on the device; then it
             cannot be captured.
+        most_tokens: the longest text that it was made for; None: it names no limit.
     """
 
     title: str
     stop_tokens: frozenset[int]
     asks_the_host: bool
+    most_tokens: int | None
 
     def build(self, device: torch.device) -> torch.nn.Module:
         """The model, with memory of its own on ``device`` and no contents."""
