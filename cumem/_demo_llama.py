@@ -7,7 +7,10 @@ random, its parts and shapes are those of real models.
 from __future__ import annotations
 
 import math
+import os
 import tempfile
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -22,6 +25,7 @@ _DTYPE = torch.bfloat16
 _ROTARY_BASE = 500_000.0
 _EPSILON = 1e-5
 _BATCH, _PROMPT, _STEPS = 2, 24, 8  # sequences, their tokens, and tokens to generate
+_PART = 1 << 22  # elements with one seed
 
 
 @dataclass(frozen=True)
@@ -240,11 +244,23 @@ class LlamaModel:
 def save_random(shape: Shape, file: Path) -> None:
     """Writes a checkpoint of random weights, the same for the same shape."""
     with torch.device("meta"):
-        names = dict(Llama(shape).named_parameters())
-    source = torch.Generator().manual_seed(0)
-    save_file({name: _random(like, source) for name, like in names.items()}, file)
+        likes = dict(Llama(shape).named_parameters())
+    tensors = {name: torch.empty(like.shape, dtype=like.dtype) for name, like in likes.items()}
+    _fill_random(list(tensors.values()))
+    save_file(tensors, file)
 
 
-def _random(like: torch.Tensor, source: torch.Generator) -> torch.Tensor:
-    center = 1.0 if like.dim() == 1 else 0.0  # the scales of norms
-    return torch.empty(like.shape, dtype=like.dtype).normal_(center, 0.02, generator=source)
+def _fill_random(tensors: Sequence[torch.Tensor]) -> None:
+    """With all processors: one took 40 s for 2 GiB on a server with a GPU."""
+    parts = [
+        (part, 1.0 if tensor.dim() == 1 else 0.0)  # the scales of norms are about 1
+        for tensor in tensors
+        for part in tensor.view(-1).split(_PART)
+    ]
+
+    def fill(seed: int) -> None:
+        part, center = parts[seed]
+        part.normal_(center, 0.02, generator=torch.Generator().manual_seed(seed))
+
+    with ThreadPoolExecutor(os.cpu_count()) as threads:
+        list(threads.map(fill, range(len(parts))))

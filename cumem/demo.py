@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import torch
@@ -112,10 +114,10 @@ class _Picture:
     def take(cls, model: torch.nn.Module, cache: list[torch.Tensor]) -> _Picture:
         weights = dict(_named(model))
         every = {**weights, **{f"{CACHE}[{index}]": part for index, part in enumerate(cache)}}
-        return cls(
-            {name: tensor.data_ptr() for name, tensor in every.items()},
-            {name: _digest(tensor) for name, tensor in weights.items()},
-        )
+        with ThreadPoolExecutor(os.cpu_count()) as threads:
+            digests = threads.map(_digest, weights.values())
+            contents = dict(zip(weights, digests, strict=True))
+        return cls({name: tensor.data_ptr() for name, tensor in every.items()}, contents)
 
 
 class _Demo:

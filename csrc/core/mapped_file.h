@@ -4,7 +4,7 @@
 // so that copies to the device read them there. It takes no memory that the file did not
 // take before, and processes that load the same file share its pages; but while they are
 // pinned the system cannot have them back. Pinning is slower than reading through the ring
-// (measured: 15 to 27 GB/s against 25 to 46) and is done once; copies from then on need neither.
+// (measured: 12 to 34 GB/s against 38 to 48) and is done once; copies from then on need neither.
 #pragma once
 
 #include <algorithm>
