@@ -85,12 +85,16 @@ def test_hooks_of_a_streamed_wake_do_not_pile_up_and_leave_copies_alone() -> Non
         model = Model().to(device)
     for _ in range(3):
         cumem.sleep()
-        cumem.stream_wake(model).wait()
+        handle = cumem.stream_wake(model)
         model(torch.ones(1, 8, device=device))
     assert len(model.unused._forward_pre_hooks) == 1
+    for tensor in model.unused.parameters():
+        handle.wait_for(tensor)
     twin = copy.deepcopy(model.unused)
     twin(torch.ones(1, 8, device=device))
     assert (len(model.unused._forward_pre_hooks), len(twin._forward_pre_hooks)) == (1, 0)
+    handle.wait()
+    assert len(model.unused._forward_pre_hooks) == 0
 
 
 def test_a_declaration_ends_where_contents_were_discarded(tmp_path: Path) -> None:
