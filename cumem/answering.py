@@ -24,6 +24,7 @@ from cumem.reporting import report
 _log = logging.getLogger("cumem")
 _SUFFIX = ".sock"
 _SECONDS = 10.0  # that a connection may take
+_PAUSE = 1.0  # seconds, where the system refuses one
 
 
 class _Listener:
@@ -33,6 +34,7 @@ class _Listener:
         self.path = path
         self.pid = os.getpid()
         self.servers = 0
+        self._closed = threading.Event()
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             with contextlib.suppress(FileNotFoundError):  # left by a dead process of our number
@@ -51,17 +53,20 @@ class _Listener:
     def close(self) -> None:
         """In a forked child it only lets go."""
         if self.pid == os.getpid() and self._thread.is_alive():
+            self._closed.set()
             self._socket.shutdown(socket.SHUT_RDWR)  # ends accept()
             self._thread.join()
             self.path.unlink(missing_ok=True)
         self._socket.close()
 
     def _run(self) -> None:
-        while True:
+        while not self._closed.is_set():
             try:
                 connection, _ = self._socket.accept()
-            except OSError:  # closed
-                return
+            except OSError as error:  # closed, or the process has too many files open
+                if not self._closed.wait(_PAUSE):
+                    _log.warning("a report could not be asked for: %s", error)
+                continue
             with connection:
                 try:
                     connection.settimeout(_SECONDS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import socket
@@ -134,6 +135,24 @@ def test_a_fault_of_one_report_does_not_end_the_others(monkeypatch: pytest.Monke
             with pytest.raises(cumem.CumemError, match=r"its report failed \(ZeroDivisionError"):
                 answering.ask(os.getpid())
         assert answering.ask(os.getpid()) is not None
+
+
+def test_a_process_that_had_too_many_files_open_answers_when_it_has_not(
+    monkeypatch: pytest.MonkeyPatch, folder: Path
+) -> None:
+    refusals, accept = [OSError(errno.EMFILE, os.strerror(errno.EMFILE))] * 2, socket.socket.accept
+
+    def refused_at_first(listener: socket.socket) -> Any:
+        if refusals:
+            raise refusals.pop()
+        return accept(listener)
+
+    monkeypatch.setattr(answering, "_PAUSE", 0.01)
+    monkeypatch.setattr(socket.socket, "accept", refused_at_first)
+    with cumem.serve_reports():
+        assert answering.ask(os.getpid()) is not None
+    assert not refusals
+    assert list(folder.iterdir()) == []
 
 
 def test_an_answer_that_is_broken_off_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

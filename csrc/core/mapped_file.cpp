@@ -34,10 +34,9 @@ Status MappedFile::pin(std::size_t piece) {
   const std::size_t start = piece * kPiece;
   const std::size_t bytes = std::min(kPiece, bytes_ - start);
   Status status = pin.take(driver_, data_ + start, bytes, CU_MEMHOSTREGISTER_READ_ONLY);
-  if (status.ok())
-    pinned_bytes_ += bytes;
-  else
-    ahead_.reset();  // the rest is read another way
+  if (status.ok()) pinned_bytes_ += bytes;
+  // Nothing is left for it to do: the rest is read another way, or there is none.
+  if (!status.ok() || pinned_bytes_ == bytes_) ahead_.reset();
   claim_.set(pinned_bytes_ > 0 ? FilePages::State::pinned : FilePages::State::refused);
   return status;
 }

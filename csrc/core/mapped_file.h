@@ -56,7 +56,7 @@ class MappedFile {
   FilePages::Claim claim_;
   std::byte* data_ = nullptr;
   const std::size_t bytes_;
-  std::unique_ptr<PageMapper> ahead_;  // from the first pin on
+  std::unique_ptr<PageMapper> ahead_;  // from the first pin to the last
   std::vector<Pin> pins_;              // one a piece
   std::atomic<std::size_t> pinned_bytes_{0};
 };

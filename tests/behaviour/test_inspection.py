@@ -157,6 +157,20 @@ def test_uncovered_lists_what_no_parameter_or_buffer_holds() -> None:
     del blocks
 
 
+def test_an_object_whose_class_has_no_hash_is_passed_over() -> None:
+    class Unhashable(type):
+        def __eq__(cls, other: object) -> bool:
+            return cls is other
+
+    class Strange(metaclass=Unhashable):
+        pass
+
+    strange, model = Strange(), build()
+    (holder,) = cumem.uncovered(model)[0].tensors
+    assert any(holder is tensor for tensor in (model.plain, *model.table))
+    del strange
+
+
 def test_a_plain_alias_of_a_parameter_is_covered() -> None:
     model = build()
     aliases = {model.flat.data_ptr(), model.weight.data_ptr()}
