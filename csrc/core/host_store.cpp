@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <thread>
 
 #include "core/host_piece.h"
 #include "core/processors.h"
@@ -35,12 +36,7 @@ void HostBlock::reset() noexcept {
 
 HostStore::HostStore(const Driver& driver, HostConfig config) : driver_(driver), config_(config) {}
 
-HostStore::~HostStore() { join_touchers(); }
-
-void HostStore::join_touchers() {
-  for (std::thread& thread : touchers_) thread.join();
-  touchers_.clear();
-}
+HostStore::~HostStore() = default;
 
 Status make_ready(const HostSpan& span, const HostStore& store) {
   return span.piece->ready() ? Status{} : span.piece->make_ready(store.config());
@@ -126,7 +122,7 @@ Status HostStore::grow(std::size_t bytes, const Device& device, HostUse use) {
 // sleep ran at 34 GB/s, with 15 at 25 to 30, with 8 at 26. Threads that helped to pin made
 // it slower, as the driver pins for one at a time and copies queue behind it (measured).
 void HostStore::touch_ahead(const HostConfig& config) {
-  join_touchers();
+  touchers_.join();
   struct Block {
     HostPiece* piece;
     std::size_t index;
@@ -142,13 +138,13 @@ void HostStore::touch_ahead(const HostConfig& config) {
   auto next = std::make_shared<std::atomic<std::size_t>>(0);
   const unsigned most = std::max(1U, std::thread::hardware_concurrency() * 3 / 4);
   const std::size_t wanted = config.touch_threads > 0 ? config.touch_threads : most;
-  for (std::size_t i = 0; i < std::min(wanted, blocks->size()); ++i) {
-    touchers_.emplace_back([blocks, next, near = config.near] {
-      if (near) stay_near(*near);
-      for (std::size_t at = (*next)++; at < blocks->size(); at = (*next)++)
-        (*blocks)[at].piece->touch((*blocks)[at].index);
-    });
-  }
+  const auto touch = [blocks, next, near = config.near] {
+    if (near) stay_near(*near);
+    for (std::size_t at = (*next)++; at < blocks->size(); at = (*next)++)
+      (*blocks)[at].piece->touch((*blocks)[at].index);
+  };
+  for (std::size_t i = 0; i < std::min(wanted, blocks->size()); ++i)
+    if (!touchers_.start(touch)) break;  // who copies touches what is left
 }
 
 Status HostStore::make_ready() {
@@ -214,7 +210,7 @@ template <class Chosen>
 std::size_t HostStore::release(const Chosen& chosen) {
   std::vector<std::unique_ptr<HostPiece>> gone;  // unpinned after the mutexes are free
   std::lock_guard<std::mutex> growth(growth_mutex_);
-  join_touchers();
+  touchers_.join();
   {
     std::lock_guard<std::mutex> lock(mutex_);
     auto kept = std::stable_partition(pieces_.begin(), pieces_.end(),

@@ -25,7 +25,6 @@
 #include <iterator>
 #include <memory>
 #include <mutex>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -33,6 +32,7 @@
 #include "core/driver.h"
 #include "core/file_pages.h"
 #include "core/status.h"
+#include "core/threads.h"
 
 namespace cumem {
 
@@ -147,7 +147,6 @@ class HostStore {
   Status admit(std::size_t bytes, int device) const;
   Status grow(std::size_t bytes, const Device& device, HostUse use);
   void touch_ahead(const HostConfig& config);  // pre: growth_mutex_ is held
-  void join_touchers();                        // pre: growth_mutex_ is held, or nobody else is left
   template <class Chosen>
   std::size_t release(const Chosen& chosen);
   bool carve(std::size_t bytes, HostUse use, HostBlock& out);
@@ -157,10 +156,10 @@ class HostStore {
   // Growth takes seconds and is done by one thread at a time, under its own
   // mutex and never under `mutex_`, which guards the fields below.
   std::mutex growth_mutex_;
-  std::vector<std::thread> touchers_;
   mutable std::mutex mutex_;
   HostConfig config_;
   std::vector<std::unique_ptr<HostPiece>> pieces_;
+  Threads touchers_;  // of pieces, so it goes first; guarded by growth_mutex_
 };
 
 // Makes the piece of a span ready; see HostPiece::make_ready.

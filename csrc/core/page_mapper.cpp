@@ -3,7 +3,6 @@
 #include <sys/mman.h>
 
 #include <algorithm>
-#include <system_error>
 
 namespace cumem {
 namespace {
@@ -16,19 +15,12 @@ constexpr int kPopulateRead = 22;  // MADV_POPULATE_READ of Linux 5.14; headers 
 
 // None begins before all are there: the system makes no thread while others map pages.
 PageMapper::PageMapper(std::byte* data, std::size_t bytes) : data_(data), bytes_(bytes) {
-  threads_.reserve(kThreads);
   std::lock_guard<std::mutex> start(start_);
-  try {
-    for (std::size_t i = 0; i < kThreads; ++i) threads_.emplace_back([this] { work(); });
-  } catch (const std::system_error&) {
-    // The system has no more threads for us: fewer do it, or pinning does.
-  }
+  for (std::size_t i = 0; i < kThreads; ++i)
+    if (!threads_.start([this] { work(); })) break;  // fewer do it, or pinning does
 }
 
-PageMapper::~PageMapper() {
-  next_ = bytes_;
-  for (std::thread& thread : threads_) thread.join();
-}
+PageMapper::~PageMapper() { next_ = bytes_; }
 
 // Advice, so a refusal is the end of it: an older kernel, or a file that was cut short.
 void PageMapper::work() noexcept {

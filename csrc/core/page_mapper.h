@@ -9,8 +9,8 @@
 #include <atomic>
 #include <cstddef>
 #include <mutex>
-#include <thread>
-#include <vector>
+
+#include "core/threads.h"
 
 namespace cumem {
 
@@ -29,7 +29,7 @@ class PageMapper {
   const std::size_t bytes_;
   std::atomic<std::size_t> next_{0};  // what no thread has taken yet begins here
   std::mutex start_;
-  std::vector<std::thread> threads_;
+  Threads threads_;  // goes first
 };
 
 }  // namespace cumem

@@ -3,9 +3,10 @@
 #include <algorithm>
 #include <cstring>
 #include <mutex>
-#include <system_error>
 #include <thread>
 #include <utility>
+
+#include "core/threads.h"
 
 namespace cumem {
 namespace {
@@ -87,15 +88,7 @@ Status Staging::run(Work& work, const Loop& loop) {
     if (status.ok()) status = loop(own);
     if (!status.ok()) work.fail(status);
   };
-  std::vector<std::thread> threads;
-  threads.reserve(count);
-  try {
-    for (std::size_t i = 1; i < count; ++i) threads.emplace_back(run_one, i);
-  } catch (const std::system_error&) {
-    // The system has no more threads for us: those that there are do it all.
-  }
-  run_one(0);
-  for (std::thread& thread : threads) thread.join();
+  on_threads(count, run_one);
   return work.status();
 }
 

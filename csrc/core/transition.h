@@ -9,10 +9,10 @@
 #include <map>
 #include <memory>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "core/allocator.h"
+#include "core/threads.h"
 #include "core/transfer.h"
 
 namespace cumem {
@@ -83,10 +83,7 @@ Status on_each(const std::vector<Device*>& devices, const Work& work) {
     ContextGuard context(*devices[i]);
     statuses[i] = context.status().ok() ? work(*devices[i]) : context.status();
   };
-  std::vector<std::thread> threads;
-  for (std::size_t i = 1; i < devices.size(); ++i) threads.emplace_back(run, i);
-  if (!devices.empty()) run(0);
-  for (std::thread& thread : threads) thread.join();
+  on_threads(devices.size(), run);
   for (const Status& status : statuses)
     if (!status.ok()) return status;
   return {};

@@ -5,6 +5,7 @@
 #include <thread>
 
 #include "core/range.h"
+#include "core/threads.h"
 
 namespace cumem {
 namespace {
@@ -101,18 +102,15 @@ Status digest_backup(const Backup& backup, std::vector<Digest>& digests) {
   digests.assign(pieces.size(), Digest{});
   std::vector<Status> statuses(pieces.size());
   std::atomic<std::size_t> next{0};
-  auto work = [&] {
+  auto work = [&](std::size_t) {
     for (std::size_t i = next++; i < pieces.size(); i = next++)
       if (backup.disk.bytes() > 0)
         statuses[i] = digest_on_disk(backup.disk, pieces[i], digests[i]);
       else
         digests[i] = digest_of_piece(backup.host, pieces[i]);
   };
-  std::vector<std::thread> threads;
   const std::size_t wanted = std::min<std::size_t>(std::thread::hardware_concurrency(), 16);
-  for (std::size_t i = 1; i < std::min(wanted, pieces.size()); ++i) threads.emplace_back(work);
-  work();
-  for (std::thread& thread : threads) thread.join();
+  on_threads(std::min(wanted, pieces.size()), work);
   for (const Status& status : statuses)
     if (!status.ok()) return status;
   return {};
