@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "core/host_piece.h"
+#include "core/host_memory.h"
 
 namespace cumem {
 

@@ -10,8 +10,6 @@
 #include <memory>
 #include <string>
 
-#include "core/host_piece.h"
-
 namespace cumem {
 namespace {
 
@@ -75,7 +73,5 @@ std::size_t available_host_bytes(std::size_t pinned, const std::string& root) {
   const std::size_t system = kib == kUnknown ? kUnknown : kib * 1024 - std::min(kib * 1024, pinned);
   return std::min(system, group_allows(pinned, root));
 }
-
-std::size_t available_host_bytes(std::size_t pinned) { return available_host_bytes(pinned, ""); }
 
 }  // namespace cumem

@@ -15,11 +15,6 @@
 
 namespace cumem {
 
-// What the host could still give now without reclaiming from others: the
-// kernel's estimate, or less where a control group allows less. Both count pages of files
-// that are not in use; `pinned` bytes of these are.
-std::size_t available_host_bytes(std::size_t pinned = 0);
-
 // A piece is cold when it is made (addresses only), and ready when its pages are
 // there and pinned. Threads may touch pieces ahead of the one that needs them.
 class HostPiece {

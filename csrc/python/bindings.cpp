@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "core/allocator.h"
-#include "core/host_piece.h"
+#include "core/host_memory.h"
 #include "python/memory.h"
 #include "python/reports.h"
 #include "python/status_error.h"
